@@ -20,10 +20,10 @@ below that a correct engine may choose otherwise and nothing could be said about
 
 Checked by hand against the inference code DeepSeek published for V3 (inference/model.py at commit 9b4e978; on a CPU in
 float32, with its kernel module stubbed, rms_norm supplied and the router bias added for small widths): the largest
-error per row over all cases is 8e-6 in the logits, in its naive and its absorbed form, and 7e-6 in the cache rows.
+error per row over all cases is 9e-6 in the logits, in its naive and its absorbed form, and 7e-6 in the cache rows.
 moe-freq-no-norm is outside what that code can express and was not compared.
 
-Each of these mistakes, made on purpose in the reference, moves some case's row by more than 1e-3: rotating halves,
+Each of these mistakes, made on purpose in the reference, moves some case's row by more than 1e-2: rotating halves,
 each part of YaRN left out or always on, its ramp clamped at the last pair, no router bias, the bias also in the
 weights, a group scored by its best expert alone, no group limit, no or undue normalisation, no scaling factor, a norm
 left out, another epsilon, no shared expert.
@@ -72,7 +72,8 @@ CASES = {
         "rope_scaling": yarn(40, 4096)}),
     "yarn-short-two-dense": (65, 1, {
         "vocab_size": 47, "num_hidden_layers": 4, "first_k_dense_replace": 2, "qk_rope_head_dim": 10,
-        "rope_theta": 10.0, "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "rope_scaling": yarn(4, 64, 8, 1, 0.707)}),
+        "rope_theta": 10.0, "n_routed_experts": 6, "n_group": 2, "topk_group": 1,
+        "rope_scaling": yarn(4, 64, 8, 1, 0.707)}),
     # rope_scaling is present, and off: the longest position is no more than the original one.
     "yarn-off": (40, 1, {"max_position_embeddings": 64, "rope_scaling": yarn(8, 64, 4, 1), "num_hidden_layers": 2}),
     "all-moe": (64, 1, {

@@ -19,6 +19,7 @@ Conventions that a reader of papers cannot guess:
   Router    sigmoid scores; the bias takes part in choosing only.  A group's score is the sum of its two best biased
             scores; experts of groups not chosen cannot be chosen.  Weights are the unbiased scores, divided by their
             sum when norm_topk_prob (also for one expert), times routed_scaling_factor.
+  Norms     all use rms_norm_eps, also those of the latents.
   Cache     one row per position and layer: the latent after its norm, then the key's rotated part.
 """
 
@@ -74,7 +75,8 @@ class Config:
             raise ConfigError("topk_group or num_experts_per_tok out of range")
         self.yarn = None
         if self.rope_scaling is not None:
-            scaling = dict({"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}, **self.rope_scaling)
+            scaling = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+            scaling.update(self.rope_scaling)
             if scaling.get("type", scaling.get("rope_type")) != "yarn":
                 raise ConfigError("rope_scaling.type must be \"yarn\"")
             if scaling["mscale"] != scaling["mscale_all_dim"]:
