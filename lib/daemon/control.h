@@ -1,0 +1,109 @@
+// daemon/control.h: the control socket: RUNDIR/INSTANCE.ctl, and the restricted RUNDIR/INSTANCE.ro.
+//
+// SOCK_STREAM; each way a stream of (64-byte header, body).  The caller says ctl_hello with its
+// protocol version, the daemon answers with its own; then one ctl_request, rows, ctl_end, and the
+// next request.  A caller that closes the connection cancels what it asked for.  A caller that does
+// not read is waited for: rows beyond `control_pending_bytes_max` make accepts_more() false, and a
+// caller that is silent beyond that is dropped.
+//
+// Owner: loop thread.  Bounds: `control_callers_max` connections, a request of
+// `control_request_bytes_max`.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/result.h"
+#include "loop/loop.h"
+#include "wire/messages.h"
+
+namespace di::daemon {
+
+inline constexpr std::size_t control_callers_max = 64;
+inline constexpr std::size_t control_request_bytes_max = 64 << 10;
+inline constexpr std::size_t control_pending_bytes_max = 1 << 20;
+inline constexpr std::size_t control_pending_bytes_limit = 64 << 20;  // beyond: the caller is dropped
+
+// One row of an answer.  Names are snake_case with their unit.
+class Row {
+ public:
+  Row& text(std::string_view name, std::string_view value);
+  Row& boolean(std::string_view name, bool value);
+  Row& json(std::string_view name, std::string value);
+  template <std::integral T>
+    requires(!std::same_as<T, bool>)
+  Row& number(std::string_view name, T value) {
+    return number_text(name, std::to_string(value));
+  }
+  Row& number(std::string_view name, double value);
+
+  [[nodiscard]] const wire::ctl_row& message() const { return row_; }
+
+ private:
+  Row& number_text(std::string_view name, std::string value);
+  wire::ctl_row row_;
+};
+
+// The answer to one request.  Copies are the same answer; it may be kept and finished in a later
+// turn.  When the last copy goes without end(), the caller gets `cancelled`.
+class Reply {
+ public:
+  void row(const Row& row);
+  void end();
+  void fail(const Error& error);
+  // False when the caller is gone or the answer is finished: stop working.
+  [[nodiscard]] bool wanted() const;
+  // False while the caller has more than control_pending_bytes_max to read.
+  [[nodiscard]] bool accepts_more() const;
+
+  struct State;
+  explicit Reply(std::shared_ptr<State> state);
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// `words` is the command ("show", "kv"); true when it was taken, now or later.
+using ControlHandler = std::function<bool(const std::vector<std::string>& words, Reply reply)>;
+
+class ControlServer {
+ public:
+  // `program` names the daemon in errors; `handler` gets what is allowed on the socket it came by.
+  ControlServer(loop::Loop& loop, std::string program, ControlHandler handler);
+  ~ControlServer();
+
+  // Creates the socket (mode 0660), replacing a file that is there.  `restricted`: only `show` and
+  // `explain`, the rest is answered `denied`.
+  Status listen(const std::string& path, bool restricted);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The other side, blocking, for di-ctl and tests.
+class ControlClient {
+ public:
+  ControlClient();
+  ~ControlClient();
+  ControlClient(ControlClient&&) noexcept;
+
+  // Errors: unreachable, unsupported ("incompatible di-ctl and di-kvd").
+  static Result<ControlClient> connect(const std::string& path, std::string_view program);
+  // Calls `row` for each row.  Errors: what the daemon answered; unreachable when it hung up.
+  Status request(const std::vector<std::string>& words, const std::function<void(const wire::ctl_row&)>& row);
+  // What the daemon called itself.
+  [[nodiscard]] const std::string& daemon() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace di::daemon

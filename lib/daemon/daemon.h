@@ -1,0 +1,207 @@
+// daemon/daemon.h: what every daemon does the same way: command line, configuration, log, pid file,
+// signals, control socket, metrics, readiness, watchdog, graceful stop.
+//
+// A main.cpp:
+//
+//   int main(int argc, char** argv) {
+//     const di::daemon::Description about{"di-kvd", "holds KV bytes"};
+//     auto parsed = di::daemon::parse<di::kvd::Config>(about, argc, argv, di::kvd::params);
+//     di::kvd::Kvd kvd(parsed.config);                   // a daemon::Program
+//     return di::daemon::run(parsed, kvd);
+//   }
+//
+// where Config has a member `daemon::CommonConfig common` whose rows params() binds with
+// common_params().  parse() handles -f -n -v -V -o -h --ready-fd, and exits by itself: 0 after -h, -V
+// and a good -n, 64 for a wrong command line, 78 for a wrong configuration (every error on a line of
+// its own).
+//
+// run(): log -> prepare -> drop rights -> start -> ready -> loop -> stop.  Owner of everything here:
+// the main thread, which is the loop thread.
+#pragma once
+
+#include <any>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/result.h"
+#include "config/param.h"
+#include "daemon/control.h"
+#include "daemon/exit.h"
+#include "daemon/faults.h"
+#include "daemon/metrics.h"
+#include "loop/loop.h"
+#include "net/meta_client.h"
+#include "net/peer.h"
+
+namespace di::daemon {
+
+struct Description {
+  std::string_view program;  // "di-kvd"
+  std::string_view summary;  // one line, for -h
+};
+
+// The rows that every daemon has.
+struct CommonConfig {
+  std::string run_dir;
+  std::string instance;       // "di-kvd.host0"
+  std::string meta_endpoint;  // empty: ipc://RUNDIR/di-meta.0.sock
+  LogLevel log_level = LogLevel::info;
+  bool clock_manual = false;
+  std::string fault_at;
+  std::string metrics_listen;  // "host:port" or empty
+  std::string net_host;        // empty: the name of the machine
+  std::string net_rack;
+  std::string net_zone;
+  std::string net_bind;       // empty: ipc://RUNDIR/INSTANCE.sock
+  std::string net_advertise;  // empty: what was bound
+  Duration drain_timeout{0};  // between the request to stop and giving up on what is left
+};
+void common_params(config::Params& params, CommonConfig& common, std::string_view program);
+
+class Daemon;
+
+// What a program implements.  All calls are on the loop thread.
+class Program {
+ public:
+  virtual ~Program() = default;
+  // Still privileged, no loop running: listening sockets, locked memory, devices.
+  virtual Status on_prepare(Daemon&) { return {}; }
+  // Starts work.  Calls daemon.ready() here or in a later turn.
+  virtual Status on_start(Daemon&) = 0;
+  // Drains and persists; calls daemon.stopped() here or later.  After drain.timeout the process
+  // ends without it.
+  virtual void on_stop(Daemon& daemon);
+  // Commands other than the skeleton's own (show config|metrics|gauges|faults|status, log, clock,
+  // reload).  False: this daemon has no such command.
+  virtual bool on_ctl(const std::vector<std::string>& words, Reply reply);
+  // Product time moved (clock.manual) and the loop's due timers have run: run what other threads
+  // owe, then call `done`.
+  virtual void on_clock_advanced(loop::Callback done) { done(); }
+  // SIGUSR1: state to the log, at info.
+  virtual void on_dump() {}
+};
+
+// Adds the reload of a typed configuration.
+template <class C>
+class ProgramOf : public Program {
+ public:
+  // Only rows marked reloadable differ from what is running.
+  virtual void on_reload(const C& fresh) { static_cast<void>(fresh); }
+};
+
+class Daemon {
+ public:
+  [[nodiscard]] loop::Loop& loop();
+  [[nodiscard]] Metrics& metrics();
+  [[nodiscard]] const CommonConfig& config() const;
+  [[nodiscard]] std::string_view instance() const;
+  // RUNDIR/INSTANCE.SUFFIX
+  [[nodiscard]] std::string path(std::string_view suffix) const;
+
+  // Messages to other instances.  Set its handlers in on_start, then listen(), then enroll().
+  [[nodiscard]] net::Endpoint& endpoint();
+  // Binds net.bind.  `allow_unregistered` as in net::Endpoint::Options is set by di-meta only.
+  Result<std::string> listen();
+  // A Member with what the configuration says: instance, program, labels, control address.
+  [[nodiscard]] net::Member self_member() const;
+  // Registers at meta.endpoint.  A refusal is a runtime failure of the daemon unless
+  // events.refused is set.  Once.
+  net::MetaClient& enroll(net::Member self, net::MetaClient::Events events);
+  [[nodiscard]] net::MetaClient* meta();
+
+  // The daemon serves: `ready` line, byte on --ready-fd, READY=1 to systemd.  Once; later calls do
+  // nothing.
+  void ready();
+  [[nodiscard]] bool is_ready() const;
+  // Asks for a graceful stop, as SIGTERM does.
+  void stop();
+  // The program has nothing left to do: ends the loop.
+  void stopped();
+  // Work has become impossible: one error line, then a stop with exit status 1.
+  void fail(const Error& error);
+
+  struct Impl;
+  explicit Daemon(std::unique_ptr<Impl> impl);
+  ~Daemon();
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// What parse() found out; carries how to read the configuration again.
+struct Startup {
+  Description about;
+  std::string file;                    // empty: defaults
+  std::vector<std::string> overrides;
+  int ready_fd = -1;
+  int verbose = 0;
+  bool accept_unregistered = false;    // set by di-meta before run()
+  CommonConfig common;
+  // Reads file and overrides again.  The rows belong to the std::any, a shared_ptr to the struct.
+  struct Reading {
+    std::any config;
+    config::Params params;
+    std::vector<std::string> errors;
+  };
+  std::function<Reading()> read;
+};
+
+template <class C>
+struct Parsed {
+  C config;
+  Startup startup;
+};
+
+// Flags only: fills `startup` and exits for -h, -V and usage errors.  Returns whether -n was given.
+bool parse_flags(Startup& startup, int argc, char** argv);
+// Reports errors (exit 78), prints for -v, exits for -n.
+void settle_configuration(const Startup& startup, const Startup::Reading& reading, bool check_only);
+
+using Reload = std::function<void(const std::any& fresh)>;
+int run_program(const Startup& startup, Program& program, const Reload& reload);
+
+// Checks beyond single rows; the message is one line.
+template <class C>
+using Validate = Status (*)(const C&);
+
+// Reads flags, file and overrides; see the top.
+void load(Startup::Reading& reading, const Startup& startup);
+
+template <class C>
+Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(config::Params&, C&),
+                Validate<C> validate = nullptr) {
+  Parsed<C> parsed;
+  Startup& startup = parsed.startup;
+  startup.about = about;
+  const bool check_only = parse_flags(startup, argc, argv);
+  startup.read = [bind, validate, flags = startup] {
+    auto config = std::make_shared<C>();
+    Startup::Reading reading;
+    bind(reading.params, *config);
+    load(reading, flags);
+    if (reading.errors.empty() && validate != nullptr) {
+      if (const Status status = validate(*config); !status.ok()) reading.errors.push_back(status.error().message);
+    }
+    reading.config = config;
+    return reading;
+  };
+  const Startup::Reading reading = startup.read();
+  settle_configuration(startup, reading, check_only);
+  parsed.config = *std::any_cast<std::shared_ptr<C>>(reading.config);
+  startup.common = parsed.config.common;
+  return parsed;
+}
+
+template <class C>
+int run(const Parsed<C>& parsed, ProgramOf<C>& program) {
+  return run_program(parsed.startup, program, [&program](const std::any& fresh) {
+    program.on_reload(*std::any_cast<std::shared_ptr<C>>(fresh));
+  });
+}
+
+}  // namespace di::daemon
