@@ -1,0 +1,33 @@
+#include "base/file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace di {
+namespace {
+
+TEST(File, ReadsWholeFileWithinTheBound) {
+  const std::string path = testing::TempDir() + "file_read_test";
+  std::ofstream(path, std::ios::binary) << std::string("a\0b", 3);
+  const auto text = file_read(path, 3);
+  ASSERT_TRUE(text);
+  EXPECT_EQ(*text, std::string("a\0b", 3));
+  const auto over = file_read(path, 2);
+  ASSERT_FALSE(over);
+  EXPECT_EQ(over.error().code, Code::invalid);
+  EXPECT_NE(over.error().message.find(path), std::string::npos);
+}
+
+TEST(File, SaysWhatIsWrong) {
+  const auto missing = file_read("/nonexistent/x", 10);
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, Code::not_found);
+  EXPECT_EQ(missing.error().message, "/nonexistent/x: No such file or directory");
+  const auto folder = file_read("/", 10);
+  ASSERT_FALSE(folder);
+  EXPECT_EQ(folder.error().code, Code::invalid);
+}
+
+}  // namespace
+}  // namespace di
