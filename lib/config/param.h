@@ -38,10 +38,18 @@ inline constexpr std::size_t config_bytes_max = 4 << 20;
 inline constexpr std::size_t list_max = 1024;
 
 namespace literals {
-constexpr std::uint64_t operator""_KiB(unsigned long long n) { return std::uint64_t{n} << 10; }
-constexpr std::uint64_t operator""_MiB(unsigned long long n) { return std::uint64_t{n} << 20; }
-constexpr std::uint64_t operator""_GiB(unsigned long long n) { return std::uint64_t{n} << 30; }
-constexpr std::uint64_t operator""_TiB(unsigned long long n) { return std::uint64_t{n} << 40; }
+constexpr std::uint64_t operator""_KiB(unsigned long long n) {
+  return std::uint64_t{n} << 10;
+}
+constexpr std::uint64_t operator""_MiB(unsigned long long n) {
+  return std::uint64_t{n} << 20;
+}
+constexpr std::uint64_t operator""_GiB(unsigned long long n) {
+  return std::uint64_t{n} << 30;
+}
+constexpr std::uint64_t operator""_TiB(unsigned long long n) {
+  return std::uint64_t{n} << 40;
+}
 }  // namespace literals
 
 enum class Type : std::uint8_t { boolean, integer, real, size, duration, string, choice, list };
@@ -53,24 +61,24 @@ using Value = std::variant<bool, std::int64_t, double, std::string, std::vector<
 struct BoolOptions {
   bool def = false;
   bool reloadable = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 struct IntOptions {
   std::int64_t def = 0;
   std::int64_t min = 0;
   std::int64_t max = std::numeric_limits<std::int64_t>::max();
-  std::string_view unit;  // for the manual: "tokens", "requests"
+  std::string_view unit = {};  // for the manual: "tokens", "requests"
   bool reloadable = false;
   bool required = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 struct RealOptions {
   double def = 0;
   double min = 0;
   double max = 1e300;
-  std::string_view unit;
+  std::string_view unit = {};
   bool reloadable = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 struct SizeOptions {
   std::uint64_t def = 0;
@@ -78,47 +86,47 @@ struct SizeOptions {
   std::uint64_t max = std::uint64_t{1} << 60;
   bool reloadable = false;
   bool required = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 struct DurationOptions {
   Duration def{0};
   Duration min{0};
   Duration max = std::chrono::hours(24 * 365);
   bool reloadable = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 struct StringOptions {
-  std::string_view def;
+  std::string_view def = {};
   bool reloadable = false;
   bool required = false;
   bool secret = false;  // printed as "(set)" by control commands, in full by -nv
   std::size_t bytes_max = 4096;
-  std::function<Status(const std::string&)> check;  // a further condition; its message is shown
-  std::string_view help;
+  std::function<Status(const std::string&)> check = {};  // a further condition; its message is shown
+  std::string_view help = {};
 };
 struct ListOptions {
-  std::vector<std::string> def;
+  std::vector<std::string> def = {};
   bool reloadable = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 template <class E>
 struct ChoiceOptions {
   E def{};
   bool reloadable = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 struct TablesOptions {
   std::size_t max = 1024;
   bool reloadable = false;
-  std::string_view help;
+  std::string_view help = {};
 };
 
 struct Row {
   std::string path;
   Type type = Type::boolean;
-  std::string unit;       // "ms" for a bare number of milliseconds, "tokens", or empty
-  std::string def_text;   // as TOML text
-  std::string min_text;   // empty: no bound
+  std::string unit;      // "ms" for a bare number of milliseconds, "tokens", or empty
+  std::string def_text;  // as TOML text
+  std::string min_text;  // empty: no bound
   std::string max_text;
   std::vector<std::string> choices;
   bool reloadable = false;
@@ -139,8 +147,8 @@ struct Tables {
   bool reloadable = false;
   std::string help;
   std::function<void()> clear;
-  std::function<Params()> append;                   // rows bound to a new element
-  std::function<std::vector<Params>()> each;        // rows bound to the present elements
+  std::function<Params()> append;             // rows bound to a new element
+  std::function<std::vector<Params>()> each;  // rows bound to the present elements
 };
 
 class Params {
@@ -152,16 +160,16 @@ class Params {
 
   void boolean(std::string_view path, bool& to, BoolOptions options);
   template <std::integral T>
-    requires(!std::same_as<T, bool>)
-  void integer(std::string_view path, T& to, IntOptions options) {
+  requires(!std::same_as<T, bool>) void integer(std::string_view path, T& to, IntOptions options) {
     constexpr std::int64_t highest =
         std::cmp_less(std::numeric_limits<T>::max(), std::numeric_limits<std::int64_t>::max())
             ? static_cast<std::int64_t>(std::numeric_limits<T>::max())
             : std::numeric_limits<std::int64_t>::max();
     options.max = std::min(options.max, highest);
     if constexpr (std::unsigned_integral<T>) options.min = std::max<std::int64_t>(options.min, 0);
-    add_integer(path, std::move(options), [&to](std::int64_t v) { to = static_cast<T>(v); },
-                [&to] { return static_cast<std::int64_t>(to); });
+    add_integer(
+        path, std::move(options), [&to](std::int64_t v) { to = static_cast<T>(v); },
+        [&to] { return static_cast<std::int64_t>(to); });
   }
   void real(std::string_view path, double& to, RealOptions options);
   void size(std::string_view path, std::uint64_t& to, SizeOptions options);
@@ -178,33 +186,35 @@ class Params {
       words.emplace_back(names[i].second);
       if (names[i].first == options.def) def = i;
     }
-    add_choice(path, std::move(words), def, options.reloadable, options.help,
-               [&to, names](std::size_t i) { to = names[i].first; },
-               [&to, names] {
-                 std::size_t i = 0;
-                 while (i < names.size() && names[i].first != to) ++i;
-                 return i;
-               });
+    add_choice(
+        path, std::move(words), def, options.reloadable, options.help,
+        [&to, names](std::size_t i) { to = names[i].first; },
+        [&to, names] {
+          std::size_t i = 0;
+          while (i < names.size() && names[i].first != to) ++i;
+          return i;
+        });
   }
   // `bind(Params&, T&)` binds the rows of one element, with paths relative to it.
   template <class T>
   void tables(std::string_view path, std::vector<T>& to, void (*bind)(Params&, T&), TablesOptions options) {
-    add_tables(path, options, [&to] { to.clear(); },
-               [&to, bind] {
-                 Params p;
-                 bind(p, to.emplace_back());
-                 return p;
-               },
-               [&to, bind] {
-                 std::vector<Params> all;
-                 for (T& element : to) {
-                   // Binding writes defaults, so the rows of a present element come from a copy of it.
-                   T present = element;
-                   bind(all.emplace_back(), element);
-                   element = std::move(present);
-                 }
-                 return all;
-               });
+    add_tables(
+        path, options, [&to] { to.clear(); },
+        [&to, bind] {
+          Params p;
+          bind(p, to.emplace_back());
+          return p;
+        },
+        [&to, bind] {
+          std::vector<Params> all;
+          for (T& element : to) {
+            // Binding writes defaults, so the rows of a present element come from a copy of it.
+            T present = element;
+            bind(all.emplace_back(), element);
+            element = std::move(present);
+          }
+          return all;
+        });
   }
 
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }

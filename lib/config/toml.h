@@ -16,7 +16,8 @@ namespace di::config {
 // Sets what `text` gives; `name` is what positions are reported against.  Returns the errors, in
 // the order of the text; empty means that every value was accepted.  Members whose value was
 // refused keep their default.
-[[nodiscard]] std::vector<std::string> parse_text(Params& params, std::string_view text, std::string_view name);
+[[nodiscard]] std::vector<std::string> parse_text(Params& params, std::string_view text,
+                                                  std::string_view name);
 
 // The same with the contents of a file.  Positions carry `path` as given.
 [[nodiscard]] std::vector<std::string> parse_file(Params& params, const std::string& path);
