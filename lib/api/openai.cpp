@@ -1,7 +1,6 @@
 #include "api/openai.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <utility>
 
@@ -144,7 +143,7 @@ class ChatParse {
   bool message(const Json& json, const std::string& at) {
     if (!json.is_object()) return wrong_type(at, "an object", json);
     const std::string dot = at + ".";
-    ChatMessage out;
+    model::ChatMessage out;
     const Json* role = json.find("role");
     if (role == nullptr) return fail(dot + "role", "'" + dot + "role' is required");
     if (!role->is_string()) return wrong_type(dot + "role", "a string", *role);
@@ -170,17 +169,14 @@ class ChatParse {
     return true;
   }
 
-  bool role_parse(const std::string& name, const std::string& at, Role& out) {
-    for (const Role role : {Role::system, Role::developer, Role::user, Role::assistant}) {
-      if (name == role_name(role)) {
-        out = role;
-        return true;
-      }
-    }
+  bool role_parse(const std::string& name, const std::string& at, model::ChatRole& out) {
     if (name == "tool" || name == "function") {
       return fail(at, "'" + at + "' is '" + name + "', but this service does not support tools");
     }
-    return fail(at, "'" + at + "' must be one of system, developer, user, assistant");
+    const auto role = model::chat_role_parse(name);
+    if (!role) return fail(at, "'" + at + "' must be one of system, developer, user, assistant");
+    out = *role;
+    return true;
   }
 
   bool parts(const Json::Array& list, const std::string& at, std::string& out) {
@@ -498,20 +494,6 @@ class ChatParse {
 };
 
 }  // namespace
-
-std::string_view role_name(Role role) {
-  switch (role) {
-    case Role::system:
-      return "system";
-    case Role::developer:
-      return "developer";
-    case Role::user:
-      return "user";
-    case Role::assistant:
-      return "assistant";
-  }
-  return "";
-}
 
 std::variant<ChatRequest, ApiError> chat_request_parse(std::string_view body) {
   return ChatParse().run(body);

@@ -37,6 +37,7 @@
 //    should learn it from an error and not from an answer without reasoning_content.
 //  - temperature 0..2, top_p 0..1 (0 keeps the one likeliest token), min_p 0..1, top_k -1 or 0 for off.
 //  - max_completion_tokens wins over max_tokens; both are capped to the window later (context_fit).
+//  - The role developer is another word for system.
 //  - Text parts of one message are joined by a newline, as vLLM does.
 //  - content may be null for every role and is then empty; it may be missing for none.
 //  - stream_options without stream has no effect.
@@ -51,23 +52,16 @@
 #include <vector>
 
 #include "api/error.h"
+#include "model/chat.h"
 
 namespace di::api {
 
 inline constexpr std::size_t stop_token_ids_max = 64;
 inline constexpr std::size_t salt_bytes_max = 1024;  // cache_salt and user_id, as vLLM
 
-enum class Role : std::uint8_t { system, developer, user, assistant };
-[[nodiscard]] std::string_view role_name(Role role);
-
-struct ChatMessage {
-  Role role = Role::user;
-  std::string content;
-};
-
 struct ChatRequest {
   std::string model;
-  std::vector<ChatMessage> messages;  // at least one
+  std::vector<model::ChatMessage> messages;  // at least one; roles system, user, assistant
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;           // only with include_usage

@@ -47,7 +47,7 @@ TEST(ChatRequest, Defaults) {
   const ChatRequest request = accepted(with(""));
   EXPECT_EQ(request.model, "m");
   ASSERT_EQ(request.messages.size(), 1U);
-  EXPECT_EQ(request.messages[0].role, Role::user);
+  EXPECT_EQ(request.messages[0].role, model::ChatRole::user);
   EXPECT_EQ(request.messages[0].content, "hi");
   EXPECT_FALSE(request.stream);
   EXPECT_FALSE(request.include_usage);
@@ -93,10 +93,10 @@ TEST(ChatRequest, RolesAndContents) {
           {"role":"assistant","content":null,"reasoning_content":"R","refusal":null,"tool_calls":[],"annotations":[]},
           {"role":"user","content":"q","name":"bob"}])"));
   ASSERT_EQ(request.messages.size(), 4U);
-  EXPECT_EQ(request.messages[0].role, Role::system);
-  EXPECT_EQ(request.messages[1].role, Role::developer);
+  EXPECT_EQ(request.messages[0].role, model::ChatRole::system);
+  EXPECT_EQ(request.messages[1].role, model::ChatRole::system);
   EXPECT_EQ(request.messages[1].content, "one\ntwo");
-  EXPECT_EQ(request.messages[2].role, Role::assistant);
+  EXPECT_EQ(request.messages[2].role, model::ChatRole::assistant);
   EXPECT_EQ(request.messages[2].content, "") << "reasoning of a turn without tools is not part of the prompt";
   EXPECT_EQ(request.messages[3].content, "q");
 }
