@@ -34,7 +34,8 @@ std::uint64_t index_bytes(std::uint64_t slots, std::uint64_t entries) {
 
 // Shared between processes, hence without FUTEX_PRIVATE_FLAG.
 void futex_wake_all(const std::atomic<std::uint32_t>& word) {
-  ::syscall(SYS_futex, reinterpret_cast<const std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, reinterpret_cast<const std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+            0);
 }
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, Duration at_most) {
   timespec limit{};
@@ -43,8 +44,12 @@ void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, Dura
   ::syscall(SYS_futex, reinterpret_cast<const std::uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
-Error corrupt(std::string what) { return Error{Code::corrupt, 0, "arena: " + std::move(what)}; }
-Error stale() { return Error{Code::stale, 0, "arena: the slot has another generation"}; }
+Error corrupt(std::string what) {
+  return Error{Code::corrupt, 0, "arena: " + std::move(what)};
+}
+Error stale() {
+  return Error{Code::stale, 0, "arena: the slot has another generation"};
+}
 
 }  // namespace
 
@@ -66,7 +71,8 @@ Result<std::unique_ptr<ArenaOwner>> ArenaOwner::create(const Options& options) {
   if (options.prefault) flags |= MAP_POPULATE;
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
   if (base == MAP_FAILED) return errno_error("arena: mmap");
-  return std::unique_ptr<ArenaOwner>(new ArenaOwner(std::move(fd), static_cast<std::byte*>(base), bytes, options));
+  return std::unique_ptr<ArenaOwner>(
+      new ArenaOwner(std::move(fd), static_cast<std::byte*>(base), bytes, options));
 }
 
 ArenaOwner::ArenaOwner(Fd fd, std::byte* base, std::uint64_t bytes, const Options& options)
@@ -88,9 +94,13 @@ ArenaOwner::ArenaOwner(Fd fd, std::byte* base, std::uint64_t bytes, const Option
   // The entries are all zero bytes: generation 0 is a free slot and an entry that is not open.
 }
 
-ArenaOwner::~ArenaOwner() { ::munmap(base_, bytes_); }
+ArenaOwner::~ArenaOwner() {
+  ::munmap(base_, bytes_);
+}
 
-std::uint32_t ArenaOwner::generation() const { return reinterpret_cast<const ArenaHeader*>(base_)->generation; }
+std::uint32_t ArenaOwner::generation() const {
+  return reinterpret_cast<const ArenaHeader*>(base_)->generation;
+}
 void ArenaOwner::set_generation(std::uint32_t generation) {
   reinterpret_cast<ArenaHeader*>(base_)->generation = generation;
 }
@@ -189,7 +199,8 @@ Result<std::shared_ptr<ArenaClient>> ArenaClient::map(int fd, std::uint64_t byte
     return corrupt("the region has another length than announced");
   }
   const int sealed = ::fcntl(fd, F_GET_SEALS);
-  if (sealed < 0 || (sealed & F_SEAL_SHRINK) == 0) return corrupt("the region is not sealed against shrinking");
+  if (sealed < 0 || (sealed & F_SEAL_SHRINK) == 0)
+    return corrupt("the region is not sealed against shrinking");
 
   void* first = ::mmap(nullptr, page_align, PROT_READ, MAP_SHARED, fd, 0);
   if (first == MAP_FAILED) return errno_error("arena: mmap");
@@ -230,7 +241,8 @@ Result<ArenaClient::Found> ArenaClient::find(const SlotRef& ref) const {
   if (ref.slot >= slots_max_ || ref.generation == 0) return stale();
   const auto& entry = reinterpret_cast<const SlotEntry*>(index_ + sizeof(ArenaHeader))[ref.slot];
   if (entry.generation.load(std::memory_order_acquire) != ref.generation) return stale();
-  Found found{&entry, entry.offset.load(std::memory_order_acquire), entry.bytes.load(std::memory_order_acquire)};
+  Found found{&entry, entry.offset.load(std::memory_order_acquire),
+              entry.bytes.load(std::memory_order_acquire)};
   const std::uint32_t page_blocks = entry.page_blocks.load(std::memory_order_acquire);
   if (entry.generation.load(std::memory_order_acquire) != ref.generation) return stale();
   if (found.offset % page_align != 0 || found.offset > payload_bytes_ ||
@@ -244,7 +256,9 @@ Result<ArenaClient::Found> ArenaClient::find(const SlotRef& ref) const {
   return found;
 }
 
-bool ArenaClient::current(const SlotRef& ref) const { return find(ref).ok(); }
+bool ArenaClient::current(const SlotRef& ref) const {
+  return find(ref).ok();
+}
 
 Result<ByteView> ArenaClient::segment(const Layout& layout, const SlotRef& ref, std::uint32_t group) const {
   if (group >= layout.groups()) return Error{Code::invalid, 0, "arena: no such layer group"};
@@ -295,8 +309,10 @@ Readiness ArenaClient::readiness(std::uint32_t handle) const {
   constexpr Readiness gone{0, 0};
   if (failed()) return gone;
   const ReadyEntry* entry = ready_entry(handle);
-  if (entry == nullptr || entry->generation.load(std::memory_order_acquire) != entry_generation(handle)) return gone;
-  Readiness seen{entry->groups.load(std::memory_order_acquire), entry->failed_block.load(std::memory_order_acquire)};
+  if (entry == nullptr || entry->generation.load(std::memory_order_acquire) != entry_generation(handle))
+    return gone;
+  Readiness seen{entry->groups.load(std::memory_order_acquire),
+                 entry->failed_block.load(std::memory_order_acquire)};
   if (entry->generation.load(std::memory_order_acquire) != entry_generation(handle)) return gone;
   seen.groups = std::min(seen.groups, groups_max);
   return seen;

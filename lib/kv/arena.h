@@ -75,18 +75,19 @@ struct ReadyEntry {
   std::uint64_t reserved[6];
 };
 static_assert(sizeof(ArenaHeader) == 64 && sizeof(SlotEntry) == 64 && sizeof(ReadyEntry) == 64);
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free &&
+              std::atomic<std::uint64_t>::is_always_lock_free);
 
 // The host daemon's side.  Numbers come from kv/slots.h; arguments are asserted, not validated.
 class ArenaOwner {
  public:
   struct Options {
-    std::string name;                // shown in /proc/PID/maps
-    std::uint32_t generation = 0;    // of the host daemon
+    std::string name;              // shown in /proc/PID/maps
+    std::uint32_t generation = 0;  // of the host daemon
     std::uint64_t payload_bytes = 0;
     std::uint32_t slots_max = 0;
     std::uint32_t entries_max = 0;
-    bool prefault = false;           // touch every page now; blocks for about a second per GiB
+    bool prefault = false;  // touch every page now; blocks for about a second per GiB
   };
   // Errors: invalid, no_space, io.
   static Result<std::unique_ptr<ArenaOwner>> create(const Options& options);
@@ -181,7 +182,7 @@ class ArenaClient {
   [[nodiscard]] Result<Found> find(const SlotRef& ref) const;
   [[nodiscard]] const ReadyEntry* ready_entry(std::uint32_t handle) const;
 
-  std::byte* index_ = nullptr;    // mapped read-only
+  std::byte* index_ = nullptr;  // mapped read-only
   std::byte* payload_ = nullptr;
   std::uint64_t payload_offset_ = 0;
   std::uint64_t payload_bytes_ = 0;

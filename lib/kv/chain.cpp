@@ -76,8 +76,9 @@ Key block_key(const Key& parent, std::span<const std::uint32_t> tokens, std::spa
   return Key{sha256(fields.bytes())};
 }
 
-std::vector<Key> chain_keys(const Key& parent, std::span<const std::uint32_t> tokens, std::uint32_t block_tokens,
-                            std::span<const BlockImage> images, std::uint32_t first_block) {
+std::vector<Key> chain_keys(const Key& parent, std::span<const std::uint32_t> tokens,
+                            std::uint32_t block_tokens, std::span<const BlockImage> images,
+                            std::uint32_t first_block) {
   DI_ASSERT(block_tokens > 0);
   const std::size_t blocks = tokens.size() / block_tokens;
   std::vector<Key> keys;

@@ -71,7 +71,8 @@ Result<SlotPool> SlotPool::create(const Options& options) {
     return Error{Code::invalid, 0, "slots: a unit must be a multiple of 4 KiB"};
   }
   const std::uint64_t units = options.payload_bytes / options.unit_bytes;
-  if (units == 0 || options.slots_max == 0) return Error{Code::invalid, 0, "slots: no room for a single page"};
+  if (units == 0 || options.slots_max == 0)
+    return Error{Code::invalid, 0, "slots: no room for a single page"};
   if (units > (std::uint64_t{1} << 31)) return Error{Code::invalid, 0, "slots: more than 2^31 units"};
   return SlotPool(options, static_cast<std::uint32_t>(units));
 }

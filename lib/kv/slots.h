@@ -55,7 +55,7 @@ class SlotPool {
  public:
   struct Options {
     std::uint64_t payload_bytes = 0;
-    std::uint64_t unit_bytes = 0;   // a multiple of 4 KiB: layout.page_bytes(1)
+    std::uint64_t unit_bytes = 0;  // a multiple of 4 KiB: layout.page_bytes(1)
     std::uint32_t slots_max = 0;
   };
   // Errors: invalid, when not even one unit fits.
@@ -111,7 +111,11 @@ class EntryPool {
   std::uint32_t used_ = 0;
 };
 
-[[nodiscard]] constexpr std::uint32_t entry_index(std::uint32_t handle) { return handle & 0xffff; }
-[[nodiscard]] constexpr std::uint32_t entry_generation(std::uint32_t handle) { return handle >> 16; }
+[[nodiscard]] constexpr std::uint32_t entry_index(std::uint32_t handle) {
+  return handle & 0xffff;
+}
+[[nodiscard]] constexpr std::uint32_t entry_generation(std::uint32_t handle) {
+  return handle >> 16;
+}
 
 }  // namespace di::kv
