@@ -1,0 +1,518 @@
+#include "rank/decode.h"
+
+#include <algorithm>
+
+#include "kv/chain.h"
+
+namespace di::rank {
+
+namespace {
+
+std::uint32_t blocks_of(std::uint32_t tokens, std::uint32_t block_tokens) {
+  return (tokens + block_tokens - 1) / block_tokens;
+}
+
+}  // namespace
+
+DecodeCore::DecodeCore(Options options, engine::Description description)
+    : options_(options), description_(std::move(description)), cost_(options.cost) {}
+
+DecodeCore::Request* DecodeCore::find(const wire::Scope& scope) {
+  const auto found = by_name_.find(Name{scope.request, scope.attempt});
+  if (found == by_name_.end()) return nullptr;
+  return &requests_.at(found->second);
+}
+
+void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
+  if (message.number == wire::decode_seat::number) return seat(message, now);
+  if (message.number == wire::done_ack::number) return endings_.acknowledge(message.peer, message.scope);
+  Request* request = find(message.scope);
+  if (request == nullptr) {
+    if (message.number == wire::request_stop::number) outgoing_.push_back(ending_of_unknown(message, wire::Leg::decode));
+    return;  // late: the request is over
+  }
+  switch (message.number) {
+    case wire::seat_release::number:
+      // The seat's request goes elsewhere or is over; one that has just started is stopped.
+      if (request->state == State::expecting || request->state == State::seated) {
+        forget(request->handle);
+      } else {
+        stop(*request, Code::cancelled);
+      }
+      break;
+    case wire::request_stop::number:
+      if (auto reason = message.as<wire::request_stop>()) stop(*request, static_cast<Code>(reason->reason));
+      break;
+    case wire::request_kill::number: forget(request->handle); break;
+    case wire::kv_expected::number:
+      if (auto answer = message.as<wire::kv_expected>()) expected(*request, *answer, now);
+      break;
+    case wire::kv_seated::number:
+      if (auto answer = message.as<wire::kv_seated>()) seated(*request, *std::move(answer), now);
+      break;
+    case wire::kv_opened::number:
+      if (auto answer = message.as<wire::kv_opened>()) opened(*request, *answer);
+      break;
+    default: break;
+  }
+}
+
+void DecodeCore::seat(const wire::Envelope& message, Instant now) {
+  auto decoded = message.as<wire::decode_seat>();
+  if (!decoded) return;
+  wire::decode_seat& ask = *decoded;
+  const std::uint32_t block_tokens = description_.layout.block_tokens();
+  const auto tokens = static_cast<std::uint32_t>(ask.tokens.size());
+  credits_.take(message.peer, ask.bind, 0);
+  const auto refuse_now = [&](Code code, std::string reason) {
+    outgoing_.push_back(wire::Envelope::make(message.peer, message.peer_generation, message.scope,
+                                             wire::seat_refused{static_cast<wire::U16>(code), std::move(reason)}));
+  };
+  if (tokens == 0 || ask.keys.size() != tokens / block_tokens) {
+    return refuse_now(Code::invalid, "the keys do not fit the tokens");
+  }
+  if (ask.sampling.max_tokens <= ask.first_index) return refuse_now(Code::invalid, "nothing is left to produce");
+  const std::uint64_t known = std::uint64_t{tokens} + (ask.sampling.max_tokens - ask.first_index);
+  if (known > description_.context_tokens_max) return refuse_now(Code::invalid, "longer than the model's context");
+  const std::uint32_t blocks = blocks_of(static_cast<std::uint32_t>(known), block_tokens);
+  if (blocks > description_.pool_blocks) return refuse_now(Code::invalid, "longer than the rank's pool");
+  if (draining_) return refuse_now(Code::busy, "draining");
+  if (kvd_.empty()) return refuse_now(Code::busy, "the host's di-kvd is away");
+  if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no seat");
+  if (pool_taken_ + blocks > description_.pool_blocks) return refuse_now(Code::busy, "no room in the pool");
+  const Name name{message.scope.request, message.scope.attempt};
+  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
+
+  Request request;
+  request.handle = next_handle_++;
+  request.router = message.peer;
+  request.router_generation = message.peer_generation;
+  request.scope = message.scope;
+  request.scope.rank = options_.rank;
+  request.scope.deadline_ms = 0;
+  request.seat = next_seat_++;
+  request.seat_until = now + options_.seat_ttl;
+  request.pool_blocks = blocks;
+  request.tokens = ask.tokens;
+  request.keys = ask.keys;
+  request.next_index = ask.first_index;
+  request.page_first = tokens / block_tokens;
+  request.seat_request = std::move(ask);
+  pool_taken_ += blocks;
+  by_name_.emplace(name, request.handle);
+  wire::kv_expect expect;
+  expect.seat = request.seat;
+  expect.keys = request.keys;
+  expect.root = request.seat_request.root;
+  expect.tail_tokens = tokens % block_tokens;
+  to_kvd(request.scope, expect);
+  requests_.emplace(request.handle, std::move(request));
+}
+
+void DecodeCore::expected(Request& request, const wire::kv_expected& answer, Instant) {
+  if (request.state != State::expecting || answer.seat != request.seat) return;
+  if (answer.code != 0) return refuse(request.handle, static_cast<Code>(answer.code), "no room in the arena");
+  request.state = State::seated;
+  request.entry = answer.entry;
+  to_router(request, wire::seat_granted{request.seat, kvd_});
+}
+
+void DecodeCore::seated(Request& request, wire::kv_seated answer, Instant) {
+  if (request.state != State::seated || answer.seat != request.seat) return;
+  if (answer.index != request.next_index) return refuse(request.handle, Code::invalid, "the hand-over has another index");
+  request.state = State::admitting;
+  request.seated = std::move(answer);
+}
+
+void DecodeCore::opened(Request& request, const wire::kv_opened& answer) {
+  if (request.page_state != PageState::opening || answer.tag != request.page_tag) return;
+  if (answer.code != 0 || answer.slots.size() != 1) {
+    request.page_until = Instant{};  // the next on_time gives it up
+    return;
+  }
+  request.page_slot = answer.slots[0];
+  request.page_state = PageState::granted;
+}
+
+bool DecodeCore::runnable(const Request& request, Instant now) const {
+  return request.state == State::running && !request.in_batch && request.not_before <= now &&
+         (!request.cancel_asked || request.cancel_sent);
+}
+
+std::optional<Batch> DecodeCore::next_batch(Instant now) {
+  if (batch_out_ || held_step_.has_value()) return std::nullopt;
+  Batch batch;
+  batch.releases = std::exchange(releases_, {});
+  step_rows_.clear();
+  for (auto& [handle, request] : requests_) {
+    if (request.cancel_asked && !request.cancel_sent && request.in_engine) {
+      request.cancel_sent = true;
+      batch.cancels.emplace_back(handle, request.sequence);
+    }
+    if (request.state == State::admitting && request.seated.has_value()) {
+      AdmitCommand admit;
+      admit.handle = handle;
+      admit.entry = request.entry;
+      admit.slots = request.seated->slots;
+      engine::SequenceSpec& spec = admit.spec;
+      spec.request = request.scope.request;
+      spec.attempt = request.scope.attempt;
+      spec.cached_tokens = static_cast<std::uint32_t>(request.tokens.size());
+      spec.resume = request.seat_request.resume;
+      if (request.seated->token.id >= wire::script_token_base) spec.resume.push_back(request.seated->token.bytes);
+      request.tokens.push_back(request.seated->token.id);
+      spec.tokens = request.tokens;
+      spec.first_index = request.seated->index + 1;
+      request.next_index = spec.first_index;
+      spec.sampling = request.seat_request.sampling;
+      spec.known_tokens_max = request.pool_blocks * description_.layout.block_tokens();
+      spec.root = request.seat_request.root;
+      spec.keys = request.keys;
+      spec.debug_text = request.seat_request.debug;
+      spec.leg = wire::Leg::decode;
+      request.computed_tokens = spec.cached_tokens;
+      request.seated.reset();
+      batch.admissions.push_back(std::move(admit));
+    }
+    if (request.page_state == PageState::granted && request.in_engine) {
+      request.page_state = PageState::exporting;
+      batch.exports.push_back(
+          {handle, request.sequence, request.page_first, request.page_count, false, request.page_slot});
+    }
+    if (runnable(request, now)) {
+      request.in_batch = true;
+      batch.plan.rows.push_back({request.sequence, 1});
+      step_rows_.emplace_back(1u, request.computed_tokens);
+    }
+  }
+  batch.plan.swap_wait = options_.swap_wait;
+  if (batch.empty()) return std::nullopt;
+  batch_out_ = true;
+  return batch;
+}
+
+void DecodeCore::on_batch_done(BatchDone done, Instant now) {
+  DI_ASSERT(batch_out_);
+  batch_out_ = false;
+  for (Admitted& admitted : done.admitted) {
+    const auto found = requests_.find(admitted.handle);
+    if (found == requests_.end()) {  // killed meanwhile
+      if (admitted.sequence) releases_.push_back(*admitted.sequence);
+      continue;
+    }
+    Request& request = found->second;
+    if (!admitted.sequence) {
+      refuse(admitted.handle, admitted.sequence.error().code, admitted.sequence.error().message);
+      continue;
+    }
+    request.in_engine = true;
+    request.sequence = *admitted.sequence;
+    by_sequence_[request.sequence] = request.handle;
+    request.state = State::running;
+    to_router(request, wire::decode_started{
+                           request.seat, blocks_of(request.computed_tokens, description_.layout.block_tokens())});
+  }
+  for (Exported& page : done.exported) {
+    const auto found = requests_.find(page.handle);
+    if (found != requests_.end()) exported(found->second, page, now);
+  }
+  for (const auto& [handle, over] : done.cancelled) {
+    const auto found = requests_.find(handle);
+    if (found != requests_.end() && over) finish(found->second, found->second.cancel_code, "stopped", now);
+  }
+  double context = 0;
+  for (const auto& [tokens, row_context] : step_rows_) context += row_context;
+  if (!step_rows_.empty()) {
+    cost_.observe(static_cast<std::uint32_t>(step_rows_.size()), context / static_cast<double>(step_rows_.size()),
+                  static_cast<double>(to_us(done.step_took)));
+    ++steps_;
+  }
+  held_step_ = std::move(done.step);
+  if (held_step_->ready_at <= now) apply_step(now);
+}
+
+void DecodeCore::apply_step(Instant now) {
+  const engine::StepResult step = *std::move(held_step_);
+  held_step_.reset();
+  std::map<std::string, std::pair<std::uint32_t, wire::token_batch>> batches;
+  for (const engine::RowResult& row : step.rows) {
+    const auto handle = by_sequence_.find(row.sequence);
+    if (handle != by_sequence_.end()) row_done(requests_.at(handle->second), row, now, batches);
+  }
+  for (auto& [router, batch] : batches) {
+    outgoing_.push_back(wire::Envelope::make(router, batch.first, wire::Scope{{}, 0, options_.rank, 0}, batch.second));
+  }
+  // Ends after the tokens, so that a router sees the last token before the final counts.
+  for (const engine::RowResult& row : step.rows) {
+    const auto handle = by_sequence_.find(row.sequence);
+    if (handle == by_sequence_.end()) continue;
+    Request& request = requests_.at(handle->second);
+    if (row.finish == engine::Finish::cancelled) {
+      finish(request, request.cancel_code, "stopped", now);
+    } else if (row.finish != engine::Finish::none) {
+      finish(request, Code::ok, "", now);
+    } else {
+      advance_page(request, now);
+    }
+  }
+}
+
+void DecodeCore::row_done(Request& request, const engine::RowResult& row, Instant now,
+                          std::map<std::string, std::pair<std::uint32_t, wire::token_batch>>& batches) {
+  request.in_batch = false;
+  if (request.state != State::running) return;
+  if (row.state == engine::RowState::not_before) {
+    request.not_before = row.not_before;
+    return;
+  }
+  if (row.state != engine::RowState::computed) {
+    // Every page of a seat was sealed before it was seated; that one is missing now means the arena died.
+    finish(request, Code::unreachable, "the pages of the hand-over are gone", now);
+    return;
+  }
+  request.computed_tokens = row.computed_tokens;
+  request.swapped_blocks = row.swapped_blocks;
+  if (!request.released_kv) {
+    request.released_kv = true;
+    to_kvd(request.scope, wire::kv_release{});
+  }
+  if (!row.has_token) return;
+  ++tokens_produced_;
+  request.tokens.push_back(row.token.id);
+  request.next_index = row.index + 1;
+  request.finish = row.finish;
+  wire::TokenEvent event;
+  event.request = request.scope.request;
+  event.attempt = request.scope.attempt;
+  event.index = row.index;
+  event.token = row.token;
+  event.finish = static_cast<wire::U8>(row.finish == engine::Finish::cancelled ? engine::Finish::none : row.finish);
+  event.swapped_blocks = row.swapped_blocks;
+  event.spans = row.spans;
+  auto& batch = batches[request.router];
+  batch.first = request.router_generation;
+  batch.second.events.push_back(std::move(event));
+}
+
+void DecodeCore::advance_page(Request& request, Instant now) {
+  const bool closing = request.state == State::closing;
+  if (request.page_state != PageState::none) return;
+  const std::uint32_t block_tokens = description_.layout.block_tokens();
+  const std::uint32_t page_blocks = description_.layout.page_blocks();
+  const std::uint32_t full = request.computed_tokens / block_tokens;
+  const std::uint32_t page_end = request.page_first / page_blocks * page_blocks + page_blocks;
+  std::uint32_t count = 0;
+  if (!kvd_.empty() && request.page_first != wire::block_none) {
+    if (full >= page_end) {
+      count = page_end - request.page_first;
+    } else if (closing && full > request.page_first) {
+      count = full - request.page_first;
+    }
+  }
+  if (count == 0) {
+    if (closing) end(request.handle);
+    return;
+  }
+  while (request.keys.size() < request.page_first + count) {
+    const std::size_t block = request.keys.size();
+    const Key& parent = block == 0 ? request.seat_request.root : request.keys[block - 1];
+    request.keys.push_back(kv::block_key(
+        parent, std::span<const std::uint32_t>(request.tokens).subspan(block * block_tokens, block_tokens)));
+  }
+  request.page_count = count;
+  request.page_state = PageState::opening;
+  request.page_tag = next_tag_++;
+  request.page_until = now + options_.open_wait;
+  to_kvd(request.scope, wire::kv_open{{count}, request.page_tag});
+}
+
+void DecodeCore::give_up_page(Request& request, Instant now) {
+  // Later pages of a chain with a hole could not be matched: nothing more is published.
+  ++pages_given_up_;
+  request.page_state = PageState::none;
+  request.page_first = wire::block_none;
+  advance_page(request, now);
+}
+
+void DecodeCore::exported(Request& request, const Exported& page, Instant now) {
+  if (request.page_state != PageState::exporting || page.first != request.page_first) return;
+  if (!page.crcs) return give_up_page(request, now);
+  wire::kv_sealed sealed;
+  sealed.slot = request.page_slot;
+  sealed.parent = request.page_first == 0 ? request.seat_request.root : request.keys[request.page_first - 1];
+  sealed.keys.assign(request.keys.begin() + request.page_first,
+                     request.keys.begin() + request.page_first + request.page_count);
+  sealed.crcs = *page.crcs;
+  sealed.reuse = 1;
+  to_kvd(request.scope, sealed);
+  request.page_first += request.page_count;
+  request.page_state = PageState::none;
+  // The pin of a sealed page is not needed by a running request: it reads its pool.
+  to_kvd(request.scope, wire::kv_release{});
+  advance_page(request, now);
+}
+
+void DecodeCore::stop(Request& request, Code code) {
+  if (request.cancel_asked || request.state == State::closing) return;
+  request.cancel_asked = true;
+  request.cancel_code = code == Code::ok ? Code::cancelled : code;
+  if (request.in_engine) return;  // the next batch carries the cancel
+  if (request.state == State::admitting && !request.seated.has_value()) return;  // so does the one after admission
+  request.end_code = request.cancel_code;
+  request.end_reason = "stopped";
+  end(request.handle);
+}
+
+void DecodeCore::finish(Request& request, Code code, std::string reason, Instant now) {
+  if (request.state == State::closing) return;
+  request.state = State::closing;
+  request.end_code = code;
+  request.end_reason = std::move(reason);
+  advance_page(request, now);
+}
+
+void DecodeCore::refuse(Handle handle, Code code, std::string reason) {
+  Request& request = requests_.at(handle);
+  to_router(request, wire::seat_refused{static_cast<wire::U16>(code), std::move(reason)});
+  forget(handle);
+}
+
+void DecodeCore::end(Handle handle) {
+  const Request& request = requests_.at(handle);
+  wire::request_done done;
+  done.leg = static_cast<wire::U8>(wire::Leg::decode);
+  done.code = static_cast<wire::U16>(request.end_code);
+  done.finish = static_cast<wire::U8>(request.finish);
+  done.next_index = request.next_index;
+  const auto prompt = static_cast<std::uint32_t>(request.seat_request.tokens.size());
+  done.computed_tokens = request.computed_tokens - std::min(request.computed_tokens, prompt);
+  done.swapped_blocks = request.swapped_blocks;
+  done.reason = request.end_reason;
+  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done));
+  forget(handle);
+}
+
+void DecodeCore::forget(Handle handle) {
+  Request& request = requests_.at(handle);
+  to_kvd(request.scope, wire::kv_release{});
+  if (request.in_engine) {
+    releases_.push_back(request.sequence);
+    by_sequence_.erase(request.sequence);
+  }
+  pool_taken_ -= request.pool_blocks;
+  by_name_.erase(Name{request.scope.request, request.scope.attempt});
+  requests_.erase(handle);
+}
+
+void DecodeCore::on_router_up(const std::string& router, std::uint32_t generation, Instant) {
+  credits_.open(router, generation);
+  for (wire::Envelope& again : endings_.of(router)) outgoing_.push_back(std::move(again));
+}
+
+void DecodeCore::on_router_lost(const std::string& router, Instant) {
+  credits_.close(router);
+  endings_.forget(router);
+  std::vector<Handle> gone;
+  for (const auto& [handle, request] : requests_) {
+    if (request.router == router) gone.push_back(handle);
+  }
+  for (const Handle handle : gone) forget(handle);
+}
+
+void DecodeCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant now) {
+  if (kvd == kvd_ && generation == kvd_generation_) return;
+  kvd_.clear();
+  std::vector<Handle> waiting;
+  std::vector<Handle> publishing;
+  for (const auto& [handle, request] : requests_) {
+    if (request.state == State::expecting || request.state == State::seated || request.state == State::admitting) {
+      waiting.push_back(handle);
+    } else {
+      publishing.push_back(handle);
+    }
+  }
+  // Seats lose their pages; running requests go on from the pool and stop publishing.
+  for (const Handle handle : waiting) refuse(handle, Code::unreachable, "the host's di-kvd is away");
+  for (const Handle handle : publishing) {
+    Request& request = requests_.at(handle);
+    if (request.page_state == PageState::none) continue;
+    give_up_page(request, now);
+  }
+  for (const Handle handle : publishing) {
+    const auto found = requests_.find(handle);
+    if (found != requests_.end()) found->second.page_first = wire::block_none;
+  }
+  kvd_ = kvd;
+  kvd_generation_ = generation;
+  credits_.touch();
+}
+
+void DecodeCore::set_draining(bool draining) {
+  draining_ = draining;
+  credits_.touch();
+}
+
+void DecodeCore::on_time(Instant now) {
+  if (held_step_.has_value() && held_step_->ready_at <= now) apply_step(now);
+  std::vector<Handle> lapsed;
+  std::vector<Handle> pages;
+  for (const auto& [handle, request] : requests_) {
+    if ((request.state == State::expecting || request.state == State::seated) && now >= request.seat_until) {
+      lapsed.push_back(handle);
+    }
+    if (request.page_state == PageState::opening && now >= request.page_until) pages.push_back(handle);
+  }
+  for (const Handle handle : lapsed) refuse(handle, Code::timeout, "the seat lapsed");
+  for (const Handle handle : pages) give_up_page(requests_.at(handle), now);
+}
+
+Instant DecodeCore::next_due() const {
+  Instant due = held_step_.has_value() ? held_step_->ready_at : instant_never;
+  for (const auto& [handle, request] : requests_) {
+    if (request.state == State::expecting || request.state == State::seated) due = std::min(due, request.seat_until);
+    if (request.page_state == PageState::opening) due = std::min(due, request.page_until);
+    if (request.state == State::running && !request.in_batch && request.not_before > Instant{}) {
+      due = std::min(due, request.not_before);
+    }
+  }
+  return due;
+}
+
+std::vector<wire::Envelope> DecodeCore::take_outgoing() {
+  const bool open = !draining_ && !kvd_.empty();
+  if (open) {
+    const auto free =
+        static_cast<std::uint32_t>(options_.requests_max - std::min<std::size_t>(options_.requests_max, requests_.size()));
+    credits_.grant(free, 0);
+  }
+  std::uint64_t context = 0;
+  for (const auto& [handle, request] : requests_) context += request.computed_tokens;
+  credits_.take_changed([&](const std::string& router, std::uint32_t generation, wire::rank_credit credit) {
+    credit.running = static_cast<wire::U32>(requests_.size());
+    credit.kv_tokens = std::uint64_t{pool_taken_} * description_.layout.block_tokens();
+    credit.kv_tokens_max = std::uint64_t{description_.pool_blocks} * description_.layout.block_tokens();
+    credit.queue_us = static_cast<wire::U64>(
+        cost_.predict_us(static_cast<std::uint32_t>(requests_.size()),
+                         requests_.empty() ? 0 : static_cast<double>(context) / static_cast<double>(requests_.size())));
+    credit.draining = !open;
+    credit.host = kvd_;
+    credit.cost_base_us = cost_.base_us();
+    credit.cost_token_us = cost_.token_us();
+    credit.cost_context_us = cost_.context_us();
+    outgoing_.push_back(wire::Envelope::make(router, generation, wire::Scope{{}, 0, options_.rank, 0}, credit));
+  });
+  return std::exchange(outgoing_, {});
+}
+
+std::vector<Gauge> DecodeCore::gauges() const {
+  std::uint64_t seats = 0;
+  for (const auto& [handle, request] : requests_) {
+    if (request.state == State::expecting || request.state == State::seated) ++seats;
+  }
+  return {{"requests", requests_.size()},
+          {"seats", seats},
+          {"pool_blocks", pool_taken_},
+          {"endings_unacknowledged", endings_.count()}};
+}
+
+}  // namespace di::rank

@@ -1,0 +1,623 @@
+#include "rank/prefill.h"
+
+#include <algorithm>
+
+namespace di::rank {
+
+namespace {
+
+// Between two tries for slots when the arena has no room.
+constexpr Duration open_retry = milliseconds(50);
+
+std::uint32_t blocks_of(std::uint32_t tokens, std::uint32_t block_tokens) {
+  return (tokens + block_tokens - 1) / block_tokens;
+}
+
+}  // namespace
+
+PrefillCore::PrefillCore(Options options, engine::Description description)
+    : options_(options), description_(std::move(description)), cost_(options.cost) {}
+
+PrefillCore::Request* PrefillCore::find(const wire::Scope& scope) {
+  const auto found = by_name_.find(Name{scope.request, scope.attempt});
+  if (found == by_name_.end()) return nullptr;
+  return &requests_.at(found->second);
+}
+
+std::uint32_t PrefillCore::blocks_needed(const Request& request) const {
+  // One more than the prompt: the token that prefill chooses is known, though never computed here.
+  return blocks_of(known_tokens(request) + 1, description_.layout.block_tokens());
+}
+
+double PrefillCore::queue_us() const {
+  double total = 0;
+  for (const auto& [handle, request] : requests_) {
+    if (request.has_token) continue;
+    const std::uint32_t done =
+        std::max(request.computed_tokens, request.cached_blocks * description_.layout.block_tokens());
+    total += cost_.predict_prompt_us(known_tokens(request), std::min(done, known_tokens(request)), options_.chunk_tokens);
+  }
+  return total;
+}
+
+void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
+  if (message.number == wire::prefill_bind::number) {
+    bind(message, now);
+    return;
+  }
+  if (message.number == wire::done_ack::number) {
+    endings_.acknowledge(message.peer, message.scope);
+    return;
+  }
+  Request* request = find(message.scope);
+  if (request == nullptr) {
+    if (message.number == wire::request_stop::number) outgoing_.push_back(ending_of_unknown(message, wire::Leg::prefill));
+    return;  // late: the request is over
+  }
+  switch (message.number) {
+    case wire::prefill_target::number:
+      if (auto target = message.as<wire::prefill_target>()) {
+        request->target = std::move(*target);
+        if (request->state == State::waiting || request->state == State::handing) hand_over(*request);
+      }
+      break;
+    case wire::request_stop::number:
+      if (auto reason = message.as<wire::request_stop>()) stop(*request, static_cast<Code>(reason->reason), now);
+      break;
+    case wire::request_kill::number: forget(request->handle); break;
+    case wire::kv_fetching::number:
+      if (auto answer = message.as<wire::kv_fetching>()) fetched(*request, *answer, now);
+      break;
+    case wire::kv_ready::number:
+      if (auto ready = message.as<wire::kv_ready>()) ready_moved(*request, *ready, now);
+      break;
+    case wire::kv_opened::number:
+      if (auto answer = message.as<wire::kv_opened>()) opened(*request, *answer, now);
+      break;
+    case wire::kv_handed::number:
+      if (auto answer = message.as<wire::kv_handed>()) handed(*request, *answer, now);
+      break;
+    default: break;
+  }
+}
+
+void PrefillCore::bind(const wire::Envelope& message, Instant now) {
+  auto decoded = message.as<wire::prefill_bind>();
+  if (!decoded) return;
+  wire::prefill_bind& bind = *decoded;
+  credits_.take(message.peer, bind.bind, bind.cost_us);
+  const std::uint32_t block_tokens = description_.layout.block_tokens();
+  const auto tokens = static_cast<std::uint32_t>(bind.tokens.size());
+
+  const auto refuse_now = [&](Code code, std::string reason) {
+    outgoing_.push_back(wire::Envelope::make(message.peer, message.peer_generation, message.scope,
+                                             wire::prefill_refused{bind.bind, static_cast<wire::U16>(code), std::move(reason)}));
+  };
+  if (tokens == 0 || bind.keys.size() != tokens / block_tokens) {
+    return refuse_now(Code::invalid, "the keys do not fit the tokens");
+  }
+  if (tokens >= description_.context_tokens_max) return refuse_now(Code::invalid, "longer than the model's context");
+  if (bind.hit_blocks > (tokens - 1) / block_tokens) {
+    return refuse_now(Code::invalid, "the hit leaves nothing to compute");
+  }
+  if (blocks_of(tokens + 1, block_tokens) > description_.pool_blocks) {
+    return refuse_now(Code::invalid, "longer than the rank's pool");
+  }
+  if (draining_) return refuse_now(Code::busy, "draining");
+  if (kvd_.empty()) return refuse_now(Code::busy, "the host's di-kvd is away");
+  if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no place");
+  const Name name{message.scope.request, message.scope.attempt};
+  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
+
+  Request request;
+  request.handle = next_handle_++;
+  request.router = message.peer;
+  request.router_generation = message.peer_generation;
+  request.scope = message.scope;
+  request.scope.rank = options_.rank;
+  request.scope.deadline_ms = 0;
+  request.bind = std::move(bind);
+  const Handle handle = request.handle;
+  by_name_.emplace(name, handle);
+  Request& kept = requests_.emplace(handle, std::move(request)).first->second;
+  if (kept.bind.hit_blocks > 0) {
+    kept.state = State::fetching;
+    wire::kv_fetch fetch;
+    fetch.keys.assign(kept.bind.keys.begin(), kept.bind.keys.begin() + kept.bind.hit_blocks);
+    to_kvd(kept.scope, fetch);
+  } else {
+    open_pages(kept, 0, static_cast<std::uint32_t>(kept.bind.keys.size()), tokens % block_tokens != 0, now);
+  }
+}
+
+void PrefillCore::fetched(Request& request, const wire::kv_fetching& answer, Instant now) {
+  if (request.state != State::fetching) return;
+  if (answer.code == 0) {
+    request.cached_blocks = std::min(answer.blocks, request.bind.hit_blocks);
+    request.entry = answer.entry;
+    request.cached_slots = answer.slots;
+    request.groups_wanted = options_.overlap ? 1 : description_.layout.groups();
+  }
+  const std::uint32_t tokens = known_tokens(request);
+  open_pages(request, request.cached_blocks, static_cast<std::uint32_t>(request.bind.keys.size()),
+             tokens % description_.layout.block_tokens() != 0, now);
+}
+
+void PrefillCore::open_pages(Request& request, std::uint32_t first, std::uint32_t last, bool tail, Instant now) {
+  // Pages end at multiples of page_blocks, so that different writers cut a chain at the same places.
+  const std::uint32_t page_blocks = description_.layout.page_blocks();
+  for (std::uint32_t block = first; block < last;) {
+    const std::uint32_t end = std::min(last, block / page_blocks * page_blocks + page_blocks);
+    Page page;
+    page.first = block;
+    page.count = end - block;
+    request.opening.push_back(request.pages.size());
+    request.pages.push_back(std::move(page));
+    block = end;
+  }
+  if (tail) {
+    Page page;
+    page.first = static_cast<std::uint32_t>(request.bind.keys.size());
+    page.count = 1;
+    page.tail = true;
+    request.opening.push_back(request.pages.size());
+    request.pages.push_back(std::move(page));
+  }
+  if (request.state == State::fetching) request.state = State::opening;
+  request.open_until = now + options_.open_wait;
+  if (request.opening.empty()) {
+    if (request.state == State::opening) request.state = State::admitting;
+    return;
+  }
+  // Pages of an earlier, unanswered kv_open are asked for again; its answer no longer has the tag.
+  ask_open(request, now);
+}
+
+void PrefillCore::ask_open(Request& request, Instant) {
+  wire::kv_open open;
+  for (const std::size_t page : request.opening) open.page_blocks.push_back(request.pages[page].count);
+  open.tag = request.open_tag = next_tag_++;
+  request.open_again = instant_never;
+  to_kvd(request.scope, open);
+}
+
+void PrefillCore::opened(Request& request, const wire::kv_opened& answer, Instant now) {
+  if (answer.tag != request.open_tag) return;
+  if (answer.code != 0) {
+    request.open_again = now + open_retry;
+    return;
+  }
+  if (answer.slots.size() != request.opening.size()) return end(request.handle, Code::invalid, "di-kvd granted other pages");
+  for (std::size_t i = 0; i < request.opening.size(); ++i) {
+    Page& page = request.pages[request.opening[i]];
+    page.slot = answer.slots[i];
+    page.granted = true;
+  }
+  request.opening.clear();
+  if (request.state == State::opening) request.state = State::admitting;
+}
+
+void PrefillCore::ready_moved(Request& request, const wire::kv_ready& ready, Instant now) {
+  request.groups_ready = std::max(request.groups_ready, ready.groups);
+  if (ready.failed_block == wire::block_none) return;
+  request.failed_block = std::min(request.failed_block, ready.failed_block);
+  if (request.failed_block < request.cached_blocks && request.in_engine && !request.computed_any && !request.stepping) {
+    truncate(request, request.failed_block, now);
+  }
+}
+
+void PrefillCore::truncate(Request& request, std::uint32_t blocks, Instant now) {
+  const std::uint32_t lost_until = request.cached_blocks;
+  request.cached_blocks = blocks;
+  if (blocks == 0) request.groups_wanted = 0;
+  truncations_.emplace_back(request.sequence, blocks);
+  open_pages(request, blocks, lost_until, false, now);
+}
+
+bool PrefillCore::runnable(const Request& request, Instant now) const {
+  if (request.state != State::running || request.stepping || request.has_token) return false;
+  if (request.cancel_asked && !request.cancel_sent) return false;
+  if (request.not_before > now) return false;
+  return request.computed_any || request.cached_blocks == 0 || request.groups_ready >= request.groups_wanted;
+}
+
+std::optional<Batch> PrefillCore::next_batch(Instant now) {
+  if (batch_out_ || held_step_.has_value()) return std::nullopt;
+  Batch batch;
+  batch.releases = std::move(releases_);
+  releases_.clear();
+  batch.truncations = std::move(truncations_);
+  truncations_.clear();
+  std::uint32_t budget = options_.chunk_tokens;
+  step_rows_.clear();
+  for (auto& [handle, request] : requests_) {
+    if (request.cancel_asked && !request.cancel_sent && request.in_engine) {
+      request.cancel_sent = true;
+      batch.cancels.emplace_back(handle, request.sequence);
+    }
+    if (request.state == State::admitting && !request.admitting) {
+      const std::uint32_t blocks = blocks_needed(request);
+      if (pool_taken_ + blocks <= description_.pool_blocks) {
+        pool_taken_ += blocks;
+        pool_by_request_.emplace(handle, blocks);
+        request.admitting = true;
+        AdmitCommand admit;
+        admit.handle = handle;
+        admit.entry = request.entry;
+        engine::SequenceSpec& spec = admit.spec;
+        spec.request = request.scope.request;
+        spec.attempt = request.scope.attempt;
+        spec.tokens = request.bind.tokens;
+        spec.first_index = request.bind.first_index;
+        spec.sampling = request.bind.sampling;
+        spec.known_tokens_max = known_tokens(request) + 1;
+        spec.root = request.bind.root;
+        spec.keys = request.bind.keys;
+        // A failure that came before the engine had the sequence shortens the prefix right here.
+        const std::uint32_t lost_until = request.cached_blocks;
+        request.cached_blocks = std::min(request.cached_blocks, request.failed_block);
+        if (request.cached_blocks < lost_until) open_pages(request, request.cached_blocks, lost_until, false, now);
+        if (request.cached_blocks > 0) admit.slots = request.cached_slots;
+        spec.cached_tokens = request.cached_blocks * description_.layout.block_tokens();
+        spec.debug_text = request.bind.debug;
+        spec.resume = request.bind.resume;
+        spec.leg = wire::Leg::prefill;
+        request.computed_tokens = spec.cached_tokens;
+        batch.admissions.push_back(std::move(admit));
+      }
+    }
+    if (request.in_engine && !request.cancel_asked) {
+      for (Page& page : request.pages) {
+        const std::uint32_t end = page.tail ? known_tokens(request)
+                                            : (page.first + page.count) * description_.layout.block_tokens();
+        if (!page.granted || page.exporting || page.sealed || request.computed_tokens < end) continue;
+        if (!page.tail && !request.computed_any) continue;
+        page.exporting = true;
+        batch.exports.push_back({handle, request.sequence, page.first, page.count, page.tail, page.slot});
+      }
+    }
+    if (budget > 0 && runnable(request, now)) {
+      const std::uint32_t take = std::min(budget, known_tokens(request) - request.computed_tokens);
+      if (take > 0) {
+        budget -= take;
+        request.stepping = true;
+        batch.plan.rows.push_back({request.sequence, take});
+        step_rows_.emplace_back(take, request.computed_tokens + take / 2.0);
+      }
+    }
+  }
+  batch.plan.swap_wait = options_.swap_wait;
+  if (batch.empty()) return std::nullopt;
+  batch_out_ = true;
+  return batch;
+}
+
+void PrefillCore::on_batch_done(BatchDone done, Instant now) {
+  DI_ASSERT(batch_out_);
+  batch_out_ = false;
+  for (Admitted& admitted : done.admitted) {
+    const auto found = requests_.find(admitted.handle);
+    if (found == requests_.end()) {  // killed meanwhile
+      if (admitted.sequence) {
+        releases_.push_back(*admitted.sequence);
+      }
+      continue;
+    }
+    Request& request = found->second;
+    request.admitting = false;
+    if (!admitted.sequence) {
+      refuse(admitted.handle, admitted.sequence.error().code, admitted.sequence.error().message);
+      continue;
+    }
+    request.in_engine = true;
+    request.sequence = *admitted.sequence;
+    by_sequence_[request.sequence] = request.handle;
+    request.state = State::running;
+    if (request.failed_block < request.cached_blocks) truncate(request, request.failed_block, now);
+  }
+  for (Exported& exported : done.exported) {
+    const auto found = requests_.find(exported.handle);
+    if (found == requests_.end()) continue;
+    Request& request = found->second;
+    if (!exported.crcs) {
+      end(exported.handle, exported.crcs.error().code, exported.crcs.error().message);
+      continue;
+    }
+    for (Page& page : request.pages) {
+      if (!page.exporting || page.sealed || page.first != exported.first || page.tail != exported.tail) continue;
+      page.crcs = *std::move(exported.crcs);
+      page.sealed = true;
+      wire::kv_sealed sealed;
+      sealed.slot = page.slot;
+      sealed.crcs = page.crcs;
+      if (!page.tail) {
+        sealed.parent = page.first == 0 ? request.bind.root : request.bind.keys[page.first - 1];
+        sealed.keys.assign(request.bind.keys.begin() + page.first,
+                           request.bind.keys.begin() + page.first + page.count);
+      }
+      to_kvd(request.scope, sealed);
+      break;
+    }
+    advance_sealing(request, now);
+  }
+  for (const auto& [handle, over] : done.cancelled) {
+    const auto found = requests_.find(handle);
+    if (found == requests_.end() || !over) continue;
+    end(handle, found->second.cancel_code, "stopped");
+  }
+  double tokens = 0;
+  double context = 0;
+  for (const auto& [row_tokens, row_context] : step_rows_) {
+    tokens += row_tokens;
+    context += row_tokens * row_context;
+  }
+  if (tokens > 0) {
+    cost_.observe(static_cast<std::uint32_t>(tokens), context / tokens, static_cast<double>(to_us(done.step_took)));
+    ++steps_;
+  }
+  held_step_ = std::move(done.step);
+  if (held_step_->ready_at <= now) apply_step(now);
+}
+
+void PrefillCore::apply_step(Instant now) {
+  const engine::StepResult step = *std::move(held_step_);
+  held_step_.reset();
+  for (const engine::RowResult& row : step.rows) {
+    const auto handle = by_sequence_.find(row.sequence);
+    if (handle == by_sequence_.end()) continue;
+    row_done(requests_.at(handle->second), row, now);
+  }
+}
+
+void PrefillCore::row_done(Request& request, const engine::RowResult& row, Instant now) {
+  request.stepping = false;
+  switch (row.state) {
+    case engine::RowState::late:
+      request.groups_wanted = row.late_group + 1;
+      break;
+    case engine::RowState::kv_failed:
+      request.failed_block = std::min(request.failed_block, row.failed_block);
+      if (request.failed_block < request.cached_blocks) truncate(request, request.failed_block, now);
+      break;
+    case engine::RowState::not_before: request.not_before = row.not_before; return;
+    case engine::RowState::computed:
+      tokens_computed_ += row.computed_tokens - request.computed_tokens;
+      blocks_swapped_ += row.swapped_blocks - request.swapped_blocks;
+      request.computed_any = true;
+      request.computed_tokens = row.computed_tokens;
+      request.swapped_blocks = row.swapped_blocks;
+      break;
+  }
+  if (row.has_token) {
+    request.has_token = true;
+    request.token = row.token;
+    request.index = row.index;
+    request.finish = row.finish;
+    wire::TokenEvent event;
+    event.request = request.scope.request;
+    event.attempt = request.scope.attempt;
+    event.index = row.index;
+    event.token = row.token;
+    event.finish = static_cast<wire::U8>(row.finish);
+    event.swapped_blocks = request.swapped_blocks;
+    event.spans = row.spans;
+    to_router(request, wire::token_batch{{std::move(event)}});
+    request.state = State::sealing;
+    request.hold_until = now + options_.hold;
+    advance_sealing(request, now);
+    return;
+  }
+  if (row.finish == engine::Finish::cancelled) return end(request.handle, request.cancel_code, "stopped");
+  wire::prefill_progress progress;
+  progress.left_us = static_cast<wire::U64>(
+      cost_.predict_prompt_us(known_tokens(request), request.computed_tokens, options_.chunk_tokens));
+  progress.computed_tokens = request.computed_tokens;
+  progress.swapped_blocks = request.swapped_blocks;
+  progress.spans = row.spans;
+  to_router(request, progress);
+}
+
+void PrefillCore::advance_sealing(Request& request, Instant) {
+  if (request.state != State::sealing) return;
+  for (const Page& page : request.pages) {
+    if (!page.sealed) return;
+  }
+  // Everything is in the arena: the pool room is free for the next request.
+  releases_.push_back(request.sequence);
+  by_sequence_.erase(request.sequence);
+  request.in_engine = false;
+  pool_taken_ -= pool_by_request_.at(request.handle);
+  pool_by_request_.erase(request.handle);
+  if (request.finish != engine::Finish::none) return end(request.handle, Code::ok, "");
+  request.state = State::waiting;
+  if (request.target.has_value()) hand_over(request);
+}
+
+void PrefillCore::hand_over(Request& request) {
+  const wire::prefill_target& target = *request.target;
+  if (request.state == State::handing && request.handing_seat == target.seat) return;
+  request.state = State::handing;
+  request.handing_seat = target.seat;
+  wire::kv_handover handover;
+  handover.seat = target.seat;
+  handover.decode = target.decode;
+  handover.decode_generation = target.decode_generation;
+  handover.host = target.host;
+  handover.keys = request.bind.keys;
+  for (const Page& page : request.pages) {
+    if (page.tail) handover.tail = page.slot;
+  }
+  handover.token = request.token;
+  handover.index = request.index;
+  to_kvd(request.scope, handover);
+}
+
+void PrefillCore::handed(Request& request, const wire::kv_handed& answer, Instant) {
+  if (request.state != State::handing || answer.seat != request.handing_seat) return;
+  if (answer.code == 0) return end(request.handle, Code::ok, "");
+  // The router chooses: another target within the hold, or re-entry.
+  request.state = State::waiting;
+  request.target.reset();
+  request.handing_seat = 0;
+  wire::prefill_refused lost;
+  lost.bind = request.bind.bind;
+  lost.code = answer.code;
+  lost.reason = "hand-over failed";
+  to_router(request, lost);
+}
+
+void PrefillCore::stop(Request& request, Code code, Instant) {
+  if (request.cancel_asked) return;
+  request.cancel_asked = true;
+  request.cancel_code = code == Code::ok ? Code::cancelled : code;
+  // Outside the engine it ends here; inside, the next batch carries the cancel.
+  if (!request.in_engine && !request.admitting) end(request.handle, request.cancel_code, "stopped");
+}
+
+void PrefillCore::refuse(Handle handle, Code code, std::string reason) {
+  Request& request = requests_.at(handle);
+  to_router(request, wire::prefill_refused{request.bind.bind, static_cast<wire::U16>(code), std::move(reason)});
+  forget(handle);
+}
+
+void PrefillCore::end(Handle handle, Code code, std::string reason) {
+  const Request& request = requests_.at(handle);
+  wire::request_done done;
+  done.leg = static_cast<wire::U8>(wire::Leg::prefill);
+  done.code = static_cast<wire::U16>(code);
+  done.finish = static_cast<wire::U8>(request.finish);
+  done.next_index = request.bind.first_index + (request.has_token ? 1 : 0);
+  done.computed_tokens =
+      request.computed_tokens - std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
+  done.swapped_blocks = request.swapped_blocks;
+  done.reason = std::move(reason);
+  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done));
+  forget(handle);
+}
+
+void PrefillCore::forget(Handle handle) {
+  Request& request = requests_.at(handle);
+  to_kvd(request.scope, wire::kv_release{});
+  if (request.in_engine) {
+    releases_.push_back(request.sequence);
+    by_sequence_.erase(request.sequence);
+  }
+  if (const auto taken = pool_by_request_.find(handle); taken != pool_by_request_.end()) {
+    pool_taken_ -= taken->second;
+    pool_by_request_.erase(taken);
+  }
+  by_name_.erase(Name{request.scope.request, request.scope.attempt});
+  requests_.erase(handle);
+}
+
+void PrefillCore::on_router_up(const std::string& router, std::uint32_t generation, Instant) {
+  credits_.open(router, generation);
+  for (wire::Envelope& again : endings_.of(router)) outgoing_.push_back(std::move(again));
+}
+
+void PrefillCore::on_router_lost(const std::string& router, Instant) {
+  credits_.close(router);
+  endings_.forget(router);
+  std::vector<Handle> gone;
+  for (const auto& [handle, request] : requests_) {
+    if (request.router == router) gone.push_back(handle);
+  }
+  for (const Handle handle : gone) forget(handle);
+}
+
+void PrefillCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant) {
+  if (kvd == kvd_ && generation == kvd_generation_) return;
+  // The old arena is gone, and with it every page, pin and grant: the requests cannot be handed over.
+  kvd_.clear();
+  std::vector<Handle> gone;
+  for (const auto& [handle, request] : requests_) gone.push_back(handle);
+  for (const Handle handle : gone) end(handle, Code::unreachable, "the host's di-kvd is away");
+  kvd_ = kvd;
+  kvd_generation_ = generation;
+  credits_.touch();
+}
+
+void PrefillCore::set_draining(bool draining) {
+  draining_ = draining;
+  credits_.touch();
+}
+
+void PrefillCore::on_time(Instant now) {
+  if (held_step_.has_value() && held_step_->ready_at <= now) apply_step(now);
+  std::vector<std::pair<Handle, std::string>> timed_out;
+  for (auto& [handle, request] : requests_) {
+    if (!request.opening.empty() && request.open_again <= now) {
+      if (now >= request.open_until) {
+        timed_out.emplace_back(handle, "no room in the arena");
+      } else {
+        ask_open(request, now);
+      }
+    }
+    if (request.state == State::waiting && now >= request.hold_until) timed_out.emplace_back(handle, "no seat within the hold");
+  }
+  for (const auto& [handle, reason] : timed_out) {
+    if (!requests_.contains(handle)) continue;
+    if (requests_.at(handle).state == State::opening) {
+      refuse(handle, Code::busy, reason);
+    } else {
+      end(handle, Code::timeout, reason);
+    }
+  }
+}
+
+Instant PrefillCore::next_due() const {
+  Instant due = held_step_.has_value() ? held_step_->ready_at : instant_never;
+  for (const auto& [handle, request] : requests_) {
+    if (!request.opening.empty()) due = std::min(due, request.open_again);
+    if (request.state == State::waiting) due = std::min(due, request.hold_until);
+    if (request.state == State::running && !request.stepping && request.not_before > Instant{}) {
+      due = std::min(due, request.not_before);
+    }
+  }
+  return due;
+}
+
+std::vector<wire::Envelope> PrefillCore::take_outgoing() {
+  const double queued = queue_us();
+  const auto window = static_cast<double>(to_us(options_.work_window));
+  const bool open = !draining_ && !kvd_.empty();
+  if (open) {
+    const auto free_requests = static_cast<std::uint32_t>(options_.requests_max - std::min<std::size_t>(options_.requests_max, requests_.size()));
+    // A rank with nothing to do takes any request, however long.
+    const double free_us = requests_.empty() ? std::max(window, 1.0) : std::max(0.0, window - queued);
+    credits_.grant(free_requests, static_cast<std::uint64_t>(free_us));
+  }
+  std::uint64_t kv_tokens = 0;
+  for (const auto& [handle, request] : requests_) kv_tokens += request.computed_tokens;
+  credits_.take_changed([&](const std::string& router, std::uint32_t generation, wire::rank_credit credit) {
+    credit.running = static_cast<wire::U32>(requests_.size());
+    credit.kv_tokens = kv_tokens;
+    credit.kv_tokens_max = std::uint64_t{description_.pool_blocks} * description_.layout.block_tokens();
+    credit.queue_us = static_cast<wire::U64>(queued);
+    credit.draining = !open;
+    credit.host = kvd_;
+    credit.cost_base_us = cost_.base_us();
+    credit.cost_token_us = cost_.token_us();
+    credit.cost_context_us = cost_.context_us();
+    wire::Scope scope;
+    scope.rank = options_.rank;
+    outgoing_.push_back(wire::Envelope::make(router, generation, scope, credit));
+  });
+  return std::exchange(outgoing_, {});
+}
+
+std::vector<Gauge> PrefillCore::gauges() const {
+  std::uint64_t slots = 0;
+  std::uint64_t holds = 0;
+  for (const auto& [handle, request] : requests_) {
+    for (const Page& page : request.pages) slots += page.granted ? 1 : 0;
+    if (request.state == State::waiting || request.state == State::handing) ++holds;
+  }
+  return {{"requests", requests_.size()},
+          {"pool_blocks", pool_taken_},
+          {"slots_granted", slots},
+          {"holds", holds},
+          {"endings_unacknowledged", endings_.count()}};
+}
+
+}  // namespace di::rank

@@ -1,0 +1,621 @@
+#include "request/core.h"
+
+#include <algorithm>
+
+#include "kv/chain.h"
+
+namespace di::request {
+
+std::string_view flight_state_name(FlightState state) {
+  switch (state) {
+    case FlightState::matching: return "matching";
+    case FlightState::queued: return "queued";
+    case FlightState::prefill: return "prefill";
+    case FlightState::handover: return "handover";
+    case FlightState::decoding: return "decoding";
+    case FlightState::closing: return "closing";
+  }
+  return "unknown";
+}
+
+Status RouterCore::submit(NewRequest request, Instant now) {
+  if (flights_.size() >= options_.flights_max) return Error{Code::busy, 0, "too many requests in flight"};
+  if (flights_.contains(request.id)) return Error{Code::exists, 0, "the request id is in use"};
+  if (!serves(request.model)) return Error{Code::unreachable, 0, "no prefill or no decode rank is up"};
+  DI_ASSERT(!request.prompt.empty() && request.keys.size() == request.prompt.size() / options_.block_tokens);
+  const RequestId id = request.id;
+  Flight& flight = flights_[id];
+  flight.request = std::move(request);
+  flight.submitted = now;
+  flight.token_until = now + options_.first_token_wait;
+  note(flight, "submitted", "prompt_tokens=" + std::to_string(flight.request.prompt.size()), now);
+  start_attempt(flight, now);
+  dispatch(now);
+  sweep(now);
+  return {};
+}
+
+void RouterCore::cancel(const RequestId& id, Code reason, Instant now) {
+  const auto found = flights_.find(id);
+  if (found == flights_.end() || found->second.ended) return;
+  end(found->second, reason, reason == Code::ok ? "" : "cancelled", wire::Finish::cancelled, now);
+  dispatch(now);
+  sweep(now);
+}
+
+wire::Scope RouterCore::scope_of(const Flight& flight, std::uint16_t rank) const {
+  return wire::Scope{flight.request.id, flight.attempt, rank, 0};
+}
+
+Flight* RouterCore::current(const wire::Envelope& message) {
+  const auto found = flights_.find(message.scope.request);
+  if (found == flights_.end() || found->second.attempt != message.scope.attempt) return nullptr;
+  return &found->second;
+}
+
+void RouterCore::note(Flight& flight, std::string_view event, std::string detail, Instant now) {
+  if (flight.timeline.size() >= timeline_rows_max) return;
+  flight.timeline.push_back({now, flight.attempt, std::string(event), std::move(detail)});
+}
+
+void RouterCore::note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans) {
+  for (const wire::Span& span : spans) {
+    if (flight.spans.size() >= span_rows_max) return;
+    flight.spans.push_back({flight.attempt, rank, span});
+  }
+}
+
+void RouterCore::start_attempt(Flight& flight, Instant now) {
+  flight.tokens = flight.request.prompt;
+  for (const wire::TokenValue& token : flight.produced) flight.tokens.push_back(token.id);
+  flight.keys = flight.request.keys;
+  while (flight.keys.size() < flight.tokens.size() / options_.block_tokens) {
+    const std::size_t block = flight.keys.size();
+    const Key& parent = block == 0 ? flight.request.root : flight.keys[block - 1];
+    flight.keys.push_back(kv::block_key(
+        parent, std::span<const std::uint32_t>(flight.tokens).subspan(block * options_.block_tokens, options_.block_tokens)));
+  }
+  flight.first_index = static_cast<std::uint32_t>(flight.produced.size());
+  flight.hit_blocks = 0;
+  flight.prefill = {};
+  flight.decode = {};
+  flight.seat = 0;
+  flight.seat_asked = false;
+  flight.started = false;
+  flight.prefill_token = false;
+  flight.seat_avoid.reset();
+  flight.seats_failed = 0;
+  flight.seat_again = Instant{};
+  flight.gap_until = instant_never;
+  flight.reenter_at = instant_never;
+  flight.in_order.drop_early();
+  const std::uint32_t usable = kv::usable_blocks(flight.tokens.size(), options_.block_tokens);
+  if (meta_.empty() || usable == 0) {
+    enqueue(flight, 0, now);
+    return;
+  }
+  flight.state = FlightState::matching;
+  flight.match_until = now + options_.match_wait;
+  wire::meta_match match;
+  match.root = flight.request.root;
+  match.keys.assign(flight.keys.begin(), flight.keys.begin() + usable);
+  send(meta_, 0, scope_of(flight, 0), match);
+}
+
+void RouterCore::enqueue(Flight& flight, std::uint32_t hit_blocks, Instant now) {
+  flight.match_until = instant_never;
+  flight.state = FlightState::queued;
+  flight.hit_blocks = std::min(hit_blocks, kv::usable_blocks(flight.tokens.size(), options_.block_tokens));
+  matched_blocks_ += flight.hit_blocks;
+  note(flight, "queued", "hit_blocks=" + std::to_string(flight.hit_blocks), now);
+  queues_[flight.request.model].push_back(flight.request.id);
+}
+
+void RouterCore::dispatch(Instant now) {
+  for (auto& [model, queue] : queues_) {
+    while (!queue.empty()) {
+      const auto found = flights_.find(queue.front());
+      if (found == flights_.end() || found->second.state != FlightState::queued) {
+        queue.pop_front();
+        continue;
+      }
+      const auto rank = ranks_.choose_prefill(model);
+      if (!rank.has_value()) break;
+      queue.pop_front();
+      bind(found->second, *rank, now);
+    }
+    // Whoever has to wait gets a hint, within a window of the queue.
+    std::uint32_t hinted = 0;
+    for (const RequestId& id : queue) {
+      if (hinted++ >= options_.prefetch_queue_max) break;
+      const auto found = flights_.find(id);
+      if (found == flights_.end()) continue;
+      Flight& flight = found->second;
+      if (flight.state != FlightState::queued || flight.hit_blocks == 0 || !flight.prefetch_host.empty()) continue;
+      if (kvd_hosts_.empty()) break;
+      flight.prefetch_host = kvd_hosts_.begin()->first;
+      wire::kv_prefetch hint;
+      hint.keys.assign(flight.keys.begin(), flight.keys.begin() + flight.hit_blocks);
+      hint.priority = 1;
+      send(flight.prefetch_host, 0, scope_of(flight, 0), hint);
+      note(flight, "prefetch", "host=" + flight.prefetch_host, now);
+    }
+  }
+}
+
+void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
+  const RankInfo& info = *ranks_.find(rank);
+  const balance::StepCost cost({info.credit.cost_base_us, info.credit.cost_token_us, info.credit.cost_context_us});
+  const auto total = static_cast<std::uint32_t>(flight.tokens.size());
+  flight.predicted_us = cost.predict_prompt_us(total, flight.hit_blocks * options_.block_tokens, options_.chunk_tokens);
+  flight.left_us = flight.predicted_us;
+  flight.prefill.open = true;
+  flight.prefill.rank = rank;
+  flight.prefill.generation = info.generation;
+  flight.prefill.cost_us = static_cast<std::uint64_t>(flight.predicted_us);
+  flight.prefill.tokens = total;
+  flight.prefill.bind = ranks_.sent(rank, flight.prefill.cost_us, total);
+  flight.state = FlightState::prefill;
+  wire::prefill_bind bind;
+  bind.bind = flight.prefill.bind;
+  bind.tokens = flight.tokens;
+  bind.root = flight.request.root;
+  bind.keys = flight.keys;
+  bind.hit_blocks = flight.hit_blocks;
+  bind.first_index = flight.first_index;
+  bind.sampling = flight.request.sampling;
+  bind.debug = flight.request.debug;
+  for (const wire::TokenValue& token : flight.produced) {
+    if (token.id >= wire::script_token_base) bind.resume.push_back(token.bytes);
+  }
+  bind.cost_us = flight.prefill.cost_us;
+  send(rank.instance, info.generation, scope_of(flight, rank.rank), bind);
+  note(flight, "bound", "rank=" + rank.text() + " predicted_us=" + std::to_string(flight.prefill.cost_us), now);
+  maybe_ask_seat(flight, now);
+}
+
+void RouterCore::maybe_ask_seat(Flight& flight, Instant now) {
+  if (flight.state != FlightState::prefill && flight.state != FlightState::handover) return;
+  if (flight.decode.open || flight.ended || now < flight.seat_again) return;
+  if (flight.left_us > options_.seat_ahead_us && !flight.prefill_token) return;
+  // The token of prefill is the only one left: no seat is needed.
+  if (flight.request.sampling.max_tokens <= flight.first_index + 1) return;
+  ask_seat(flight, now);
+}
+
+void RouterCore::ask_seat(Flight& flight, Instant now) {
+  const std::uint64_t known =
+      flight.tokens.size() + std::uint64_t{flight.request.sampling.max_tokens} - flight.first_index;
+  const auto rank = ranks_.choose_decode(flight.request.model, known, flight.seat_avoid);
+  if (!rank.has_value()) {
+    flight.seat_again = now + options_.seat_retry;
+    return;
+  }
+  const RankInfo& info = *ranks_.find(*rank);
+  flight.decode.open = true;
+  flight.decode.rank = *rank;
+  flight.decode.generation = info.generation;
+  flight.decode.tokens = known;
+  flight.decode.cost_us = 0;
+  flight.decode.bind = ranks_.sent(*rank, 0, known);
+  flight.seat_asked = true;
+  flight.seat = 0;
+  flight.started = false;
+  wire::decode_seat ask;
+  ask.bind = flight.decode.bind;
+  ask.tokens = flight.tokens;
+  ask.root = flight.request.root;
+  ask.keys = flight.keys;
+  ask.first_index = flight.first_index;
+  ask.sampling = flight.request.sampling;
+  ask.debug = flight.request.debug;
+  // Only tokens of earlier attempts: prefill's token of this one travels with the hand-over.
+  for (std::uint32_t i = 0; i < flight.first_index; ++i) {
+    if (flight.produced[i].id >= wire::script_token_base) ask.resume.push_back(flight.produced[i].bytes);
+  }
+  send(rank->instance, info.generation, scope_of(flight, rank->rank), ask);
+  note(flight, "seat_asked", "rank=" + rank->text(), now);
+}
+
+void RouterCore::send_target(Flight& flight, Instant now) {
+  if (!flight.prefill.open || flight.seat == 0) return;
+  const RankInfo* info = ranks_.find(flight.decode.rank);
+  if (info == nullptr) return;
+  wire::prefill_target target;
+  target.seat = flight.seat;
+  target.decode = flight.decode.rank.instance;
+  target.decode_rank = flight.decode.rank.rank;
+  target.decode_generation = flight.decode.generation;
+  target.host = info->credit.host;
+  send(flight.prefill.rank.instance, flight.prefill.generation, scope_of(flight, flight.prefill.rank.rank), target);
+  note(flight, "target", "rank=" + flight.decode.rank.text() + " seat=" + std::to_string(flight.seat), now);
+}
+
+void RouterCore::close_leg(LegState& leg) {
+  if (!leg.open) return;
+  leg.open = false;
+  ranks_.returned(leg.rank, leg.generation, leg.cost_us, leg.tokens);
+}
+
+void RouterCore::release_prefetch(Flight& flight) {
+  if (flight.prefetch_host.empty()) return;
+  send(flight.prefetch_host, 0, scope_of(flight, 0), wire::kv_release{});
+  flight.prefetch_host.clear();
+}
+
+void RouterCore::seat_lost(Flight& flight, Instant now) {
+  flight.seat_avoid = flight.decode.rank;
+  close_leg(flight.decode);
+  flight.seat = 0;
+  flight.seat_asked = false;
+  flight.started = false;
+  if (flight.ended) return;
+  if (!flight.prefill.open) return reenter(flight, "the seat was lost after the hand-over", now);
+  if (++flight.seats_failed > options_.seats_failed_max) return reenter(flight, "no seat was granted", now);
+  flight.seat_again = flight.seats_failed == 1 ? now : now + options_.seat_retry;
+  maybe_ask_seat(flight, now);
+}
+
+void RouterCore::on_message(const wire::Envelope& message, Instant now) {
+  switch (message.number) {
+    case wire::meta_matched::number:
+      if (auto matched = message.as<wire::meta_matched>()) {
+        Flight* flight = current(message);
+        if (flight == nullptr || flight->state != FlightState::matching) break;
+        note(*flight, "matched", "hit_blocks=" + std::to_string(matched->hit_blocks) +
+                                     " fetch_us=" + std::to_string(matched->fetch_us), now);
+        enqueue(*flight, matched->hit_blocks, now);
+      }
+      break;
+    case wire::rank_credit::number:
+      if (auto credit = message.as<wire::rank_credit>()) {
+        ranks_.credit(RankName{message.peer, message.scope.rank}, message.peer_generation, *credit);
+      }
+      break;
+    case wire::prefill_refused::number:
+      if (auto refused = message.as<wire::prefill_refused>()) {
+        Flight* flight = current(message);
+        if (flight == nullptr || !flight->prefill.open || refused->bind != flight->prefill.bind) break;
+        note(*flight, "refused", "rank=" + flight->prefill.rank.text() + " reason=" + refused->reason, now);
+        if (flight->prefill_token) {  // the hand-over failed, the pages are still held
+          if (flight->decode.open) {
+            send(flight->decode.rank.instance, flight->decode.generation, scope_of(*flight, flight->decode.rank.rank),
+                 wire::seat_release{flight->seat});
+          }
+          seat_lost(*flight, now);
+          break;
+        }
+        close_leg(flight->prefill);
+        const auto code = static_cast<Code>(refused->code);
+        if (code == Code::invalid || code == Code::unsupported) {
+          end(*flight, code, refused->reason, wire::Finish::error, now);
+        } else {
+          reenter(*flight, "the bind was refused", now);
+        }
+      }
+      break;
+    case wire::prefill_progress::number:
+      if (auto progress = message.as<wire::prefill_progress>()) {
+        Flight* flight = current(message);
+        if (flight == nullptr || flight->state != FlightState::prefill) break;
+        flight->left_us = static_cast<double>(progress->left_us);
+        if (flight->attempt == 1) flight->cached_blocks = progress->swapped_blocks;
+        note_spans(*flight, flight->prefill.rank.text(), progress->spans);
+        release_prefetch(*flight);
+        maybe_ask_seat(*flight, now);
+      }
+      break;
+    case wire::seat_granted::number:
+      if (auto granted = message.as<wire::seat_granted>()) {
+        Flight* flight = current(message);
+        if (flight == nullptr || !flight->decode.open || message.peer != flight->decode.rank.instance) break;
+        flight->seat_asked = false;
+        flight->seat = granted->seat;
+        note(*flight, "seat_granted", "rank=" + flight->decode.rank.text() + " host=" + granted->host, now);
+        send_target(*flight, now);
+      }
+      break;
+    case wire::seat_refused::number:
+      if (auto refused = message.as<wire::seat_refused>()) {
+        Flight* flight = current(message);
+        if (flight == nullptr || !flight->decode.open || message.peer != flight->decode.rank.instance) break;
+        note(*flight, "seat_refused", "rank=" + flight->decode.rank.text() + " reason=" + refused->reason, now);
+        const auto code = static_cast<Code>(refused->code);
+        if (code == Code::invalid || code == Code::unsupported) {
+          close_leg(flight->decode);
+          end(*flight, code, refused->reason, wire::Finish::error, now);
+        } else {
+          seat_lost(*flight, now);
+        }
+      }
+      break;
+    case wire::decode_started::number:
+      if (auto started = message.as<wire::decode_started>()) {
+        Flight* flight = current(message);
+        if (flight == nullptr || started->seat != flight->seat || flight->ended) break;
+        flight->started = true;
+        if (flight->state == FlightState::prefill || flight->state == FlightState::handover) {
+          flight->state = FlightState::decoding;
+        }
+        note(*flight, "decode_started", "rank=" + flight->decode.rank.text(), now);
+      }
+      break;
+    case wire::token_batch::number:
+      if (auto batch = message.as<wire::token_batch>()) {
+        for (const wire::TokenEvent& event : batch->events) {
+          const auto found = flights_.find(event.request);
+          if (found == flights_.end() || found->second.attempt != event.attempt) continue;
+          Flight& flight = found->second;
+          const bool from_prefill = flight.prefill.rank.instance == message.peer && !flight.prefill_token &&
+                                    event.index == flight.first_index;
+          on_token(flight, event, message.peer, from_prefill, now);
+        }
+      }
+      break;
+    case wire::request_done::number:
+      if (auto done = message.as<wire::request_done>()) on_done(message, *done, now);
+      break;
+    default: break;
+  }
+  dispatch(now);
+  sweep(now);
+}
+
+void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill,
+                          Instant now) {
+  if (flight.ended) return;
+  note_spans(flight, rank, event.spans);
+  if (from_prefill) {
+    flight.prefill_token = true;
+    flight.left_us = 0;
+    if (flight.attempt == 1) flight.cached_blocks = event.swapped_blocks;
+    if (flight.state == FlightState::prefill) flight.state = FlightState::handover;
+    note(flight, "token", "index=" + std::to_string(event.index) + " swapped_blocks=" + std::to_string(event.swapped_blocks),
+         now);
+    release_prefetch(flight);
+  }
+  auto due = flight.in_order.take({event.index, event.token, static_cast<wire::Finish>(event.finish)});
+  if (!due) return reenter(flight, due.error().message, now);
+  for (InOrder::Item& item : *due) {
+    flight.token_until = now + options_.next_token_wait;
+    flight.produced.push_back(item.token);
+    wire::Finish finish = item.finish;
+    // The engine counts too; this one is the router's own bound.
+    if (finish == wire::Finish::none && flight.produced.size() >= flight.request.sampling.max_tokens) {
+      finish = wire::Finish::length;
+    }
+    emissions_.push_back({flight.request.id, item.index, item.token, finish});
+    if (finish != wire::Finish::none) {
+      end(flight, Code::ok, "", finish, now);
+      return;
+    }
+  }
+  if (!flight.in_order.has_gap()) {
+    flight.gap_until = instant_never;
+  } else if (flight.gap_until == instant_never) {
+    flight.gap_until = now + options_.gap_wait;
+  }
+  maybe_ask_seat(flight, now);
+}
+
+void RouterCore::on_done(const wire::Envelope& message, const wire::request_done& done, Instant now) {
+  // Always acknowledged: counts of an attempt that nobody waits for any more are of no use to the worker.
+  send(message.peer, message.peer_generation, message.scope, wire::done_ack{done.leg});
+  Flight* flight = current(message);
+  if (flight == nullptr) return;
+  const bool prefill = done.leg == static_cast<wire::U8>(wire::Leg::prefill);
+  LegState& leg = prefill ? flight->prefill : flight->decode;
+  if (!leg.open || leg.rank.instance != message.peer) return;
+  close_leg(leg);
+  if (prefill && flight->attempt == 1) flight->cached_blocks = done.swapped_blocks;
+  note(*flight, prefill ? "prefill_done" : "decode_done",
+       "code=" + std::string(code_name(static_cast<Code>(done.code))) + " computed_tokens=" +
+           std::to_string(done.computed_tokens) + " swapped_blocks=" + std::to_string(done.swapped_blocks),
+       now);
+  if (flight->ended) return;
+  if (prefill) {
+    if (done.code != 0 && !flight->started) reenter(*flight, "prefill ended: " + done.reason, now);
+    return;
+  }
+  if (done.code != 0) {
+    if (!flight->started && flight->prefill.open) {
+      seat_lost(*flight, now);
+    } else {
+      reenter(*flight, "decode ended: " + done.reason, now);
+    }
+    return;
+  }
+  // All tokens of decode came before; what is missing is prefill's.
+  if (flight->gap_until == instant_never) flight->gap_until = now + options_.gap_wait;
+}
+
+void RouterCore::stop_legs(Flight& flight, Code reason) {
+  if (flight.prefill.open) {
+    send(flight.prefill.rank.instance, flight.prefill.generation, scope_of(flight, flight.prefill.rank.rank),
+         wire::request_stop{static_cast<wire::U16>(reason)});
+  }
+  if (flight.decode.open) {
+    send(flight.decode.rank.instance, flight.decode.generation, scope_of(flight, flight.decode.rank.rank),
+         wire::request_stop{static_cast<wire::U16>(reason)});
+  }
+}
+
+void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
+  if (flight.ended) return;
+  note(flight, "reentry", "why=" + std::string(why), now);
+  stop_legs(flight, Code::stale);
+  close_leg(flight.prefill);
+  close_leg(flight.decode);
+  release_prefetch(flight);
+  if (flight.attempt >= options_.attempts_max) {
+    end(flight, Code::unreachable, std::string(why), wire::Finish::error, now);
+    return;
+  }
+  ++reentries_;
+  ++flight.attempt;
+  if (flight.attempt <= 2) {
+    start_attempt(flight, now);
+    return;
+  }
+  // Repeated losses: give the fleet time, doubling.
+  flight.state = FlightState::matching;
+  flight.match_until = instant_never;
+  flight.reenter_at = now + options_.reenter_wait * (1 << std::min(flight.attempt - 2, 10));
+}
+
+void RouterCore::end(Flight& flight, Code code, std::string reason, wire::Finish finish, Instant now) {
+  if (flight.ended) return;
+  flight.ended = true;
+  const bool natural = code == Code::ok && finish != wire::Finish::cancelled;
+  if (!natural) stop_legs(flight, code == Code::ok ? Code::cancelled : code);
+  if (natural && flight.decode.open && !flight.started) {
+    // The last token came from prefill: the seat goes back.
+    send(flight.decode.rank.instance, flight.decode.generation, scope_of(flight, flight.decode.rank.rank),
+         wire::seat_release{flight.seat});
+    close_leg(flight.decode);
+  }
+  release_prefetch(flight);
+  flight.state = FlightState::closing;
+  flight.kill_at = now + options_.kill_after;
+  Ending ending;
+  ending.id = flight.request.id;
+  ending.code = code;
+  ending.reason = reason;
+  ending.finish = finish;
+  ending.output_tokens = static_cast<std::uint32_t>(flight.produced.size());
+  ending.cached_tokens = std::min(flight.cached_blocks * options_.block_tokens,
+                                  static_cast<std::uint32_t>(flight.request.prompt.size()));
+  ending.attempts = flight.attempt;
+  note(flight, "end", "code=" + std::string(code_name(code)) + " output_tokens=" + std::to_string(ending.output_tokens), now);
+  endings_.push_back(std::move(ending));
+}
+
+void RouterCore::on_peer_up(const wire::Member& member, Instant now) {
+  if (member.program == "di-meta") {
+    meta_ = member.instance;
+  } else if (member.program == "di-kvd" && member.role == "host") {
+    kvd_hosts_[member.instance] = member.host;
+  } else if (member.program == "di-prefill" || member.program == "di-decode") {
+    ranks_.add(member.instance, member.generation, member.ranks, member.program == "di-decode", member.model);
+  }
+  dispatch(now);
+}
+
+void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
+  if (instance == meta_) {
+    meta_.clear();
+    for (auto& [id, flight] : flights_) {
+      if (flight.state == FlightState::matching && flight.match_until != instant_never) enqueue(flight, 0, now);
+    }
+  }
+  kvd_hosts_.erase(instance);
+  for (auto& [id, flight] : flights_) {
+    if (flight.prefetch_host == instance) flight.prefetch_host.clear();
+    const bool lost_prefill = flight.prefill.open && flight.prefill.rank.instance == instance;
+    const bool lost_decode = flight.decode.open && flight.decode.rank.instance == instance;
+    if (lost_prefill) {
+      close_leg(flight.prefill);
+      if (!flight.started || !flight.prefill_token) reenter(flight, "prefill was lost", now);
+    }
+    if (lost_decode && flight.decode.open) {
+      if (flight.started) {
+        close_leg(flight.decode);
+        reenter(flight, "decode was lost", now);
+      } else {
+        seat_lost(flight, now);
+      }
+    }
+  }
+  ranks_.remove(instance);
+  dispatch(now);
+  sweep(now);
+}
+
+void RouterCore::on_time(Instant now) {
+  for (auto& [id, flight] : flights_) {
+    if (flight.match_until <= now) {
+      note(flight, "match_timeout", "", now);
+      enqueue(flight, 0, now);
+    }
+    if (flight.reenter_at <= now) start_attempt(flight, now);
+    if (!flight.ended) {
+      if (now >= flight.submitted + options_.total_wait) {
+        end(flight, Code::timeout, "the request took too long", wire::Finish::error, now);
+      } else if (flight.token_until <= now) {
+        if (flight.produced.empty()) {
+          end(flight, Code::timeout, "no token in time", wire::Finish::error, now);
+        } else {
+          flight.token_until = now + options_.next_token_wait;
+          reenter(flight, "no token in time", now);
+        }
+      } else if (flight.gap_until <= now) {
+        reenter(flight, "a token is missing", now);
+      }
+    }
+    if (flight.seat_again <= now) maybe_ask_seat(flight, now);
+    if (flight.ended && flight.kill_at <= now && !flight.killed) {
+      flight.killed = true;
+      for (LegState* leg : {&flight.prefill, &flight.decode}) {
+        if (!leg->open) continue;
+        send(leg->rank.instance, leg->generation, scope_of(flight, leg->rank.rank), wire::request_kill{});
+        close_leg(*leg);
+      }
+    }
+  }
+  dispatch(now);
+  sweep(now);
+}
+
+Instant RouterCore::next_due() const {
+  Instant due = instant_never;
+  for (const auto& [id, flight] : flights_) {
+    due = std::min({due, flight.match_until, flight.reenter_at});
+    if (flight.ended) {
+      due = std::min(due, flight.kill_at);
+      continue;
+    }
+    due = std::min({due, flight.submitted + options_.total_wait, flight.token_until, flight.gap_until});
+    const bool wants_seat = (flight.state == FlightState::prefill || flight.state == FlightState::handover) &&
+                            !flight.decode.open && flight.seat_again > Instant{};
+    if (wants_seat) due = std::min(due, flight.seat_again);
+  }
+  return due;
+}
+
+void RouterCore::sweep(Instant) {
+  for (auto it = flights_.begin(); it != flights_.end();) {
+    Flight& flight = it->second;
+    if (!flight.ended || flight.prefill.open || flight.decode.open) {
+      ++it;
+      continue;
+    }
+    // Only what `explain` shows is kept.
+    flight.tokens = {};
+    flight.keys = {};
+    flight.request.prompt = {};
+    flight.request.keys = {};
+    flight.request.debug = {};
+    flight.produced = {};
+    if (finished_order_.size() >= options_.explain_max && !finished_order_.empty()) {
+      finished_.erase(finished_order_.front());
+      finished_order_.pop_front();
+    }
+    finished_order_.push_back(it->first);
+    finished_.insert_or_assign(it->first, std::move(flight));
+    it = flights_.erase(it);
+  }
+}
+
+const Flight* RouterCore::find(const RequestId& id) const {
+  if (const auto found = flights_.find(id); found != flights_.end()) return &found->second;
+  if (const auto found = finished_.find(id); found != finished_.end()) return &found->second;
+  return nullptr;
+}
+
+std::size_t RouterCore::queued() const {
+  std::size_t count = 0;
+  for (const auto& [id, flight] : flights_) count += flight.state == FlightState::queued ? 1 : 0;
+  return count;
+}
+
+}  // namespace di::request

@@ -1,0 +1,135 @@
+// request/core.h: the router's core: from a submitted request to tokens in order and one ending.
+//
+// Pure.  Owner: the loop thread of di-router.  Bounds: Options::flights_max requests, the last
+// Options::explain_max finished ones for `di-ctl explain`.
+//
+// It matches, queues, binds late to the rank with credit and the least outstanding cost, reserves a
+// decode seat near the end of prefill, emits tokens in index order, and re-enters at match with what was
+// produced when anything the request depends on is lost (spec/path.md section 6).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "balance/cost.h"
+#include "request/flight.h"
+#include "wire/envelope.h"
+
+namespace di::request {
+
+// Tokens for the client, in order.
+struct Emission {
+  RequestId id;
+  std::uint32_t index = 0;
+  wire::TokenValue token;
+  wire::Finish finish = wire::Finish::none;
+};
+
+// Exactly one per submitted request.
+struct Ending {
+  RequestId id;
+  Code code = Code::ok;           // ok, cancelled, or what went wrong
+  std::string reason;
+  wire::Finish finish = wire::Finish::none;
+  std::uint32_t output_tokens = 0;
+  std::uint32_t cached_tokens = 0;
+  std::uint16_t attempts = 1;
+};
+
+class RouterCore {
+ public:
+  struct Options {
+    std::uint32_t flights_max = 4096;
+    std::uint32_t explain_max = 1000;
+    std::uint16_t attempts_max = 4;
+    std::uint32_t block_tokens = 32;
+    Duration match_wait = milliseconds(200);       // no answer in time = cold
+    Duration first_token_wait = seconds(600);
+    Duration next_token_wait = seconds(60);
+    Duration total_wait = seconds(1800);
+    Duration gap_wait = seconds(3);
+    Duration seat_retry = milliseconds(50);
+    std::uint32_t seats_failed_max = 1000;         // within the prefill rank's hold
+    Duration reenter_wait = milliseconds(50);      // doubles with each attempt after the second
+    Duration kill_after = seconds(5);
+    double seat_ahead_us = 200000;                 // ask for a seat when so much work is left
+    std::uint32_t prefetch_queue_max = 16;         // requests of the queue that get a hint
+    std::uint32_t chunk_tokens = 512;
+  };
+
+  explicit RouterCore(Options options) : options_(options) {}
+
+  // Errors: busy (flights_max), not_found (no rank ever registered the model), unreachable (none is up).
+  Status submit(NewRequest request, Instant now);
+  // The client left, a stop string matched, or a deadline passed.  The ending follows at once.
+  void cancel(const RequestId& id, Code reason, Instant now);
+
+  void on_message(const wire::Envelope& message, Instant now);
+  void on_peer_up(const wire::Member& member, Instant now);
+  void on_peer_lost(const std::string& instance, Instant now);
+  void on_time(Instant now);
+  [[nodiscard]] Instant next_due() const;
+
+  [[nodiscard]] std::vector<wire::Envelope> take_outgoing() { return std::exchange(outgoing_, {}); }
+  [[nodiscard]] std::vector<Emission> take_emissions() { return std::exchange(emissions_, {}); }
+  [[nodiscard]] std::vector<Ending> take_endings() { return std::exchange(endings_, {}); }
+
+  // The flight or, for a while after its end, what is kept of it; null when unknown.
+  [[nodiscard]] const Flight* find(const RequestId& id) const;
+  [[nodiscard]] const std::map<RequestId, Flight>& flights() const { return flights_; }
+  [[nodiscard]] const RankTable& ranks() const { return ranks_; }
+  [[nodiscard]] std::size_t queued() const;
+  // One prefill and one decode rank are up and take work.
+  [[nodiscard]] bool serves(const std::string& model) const {
+    return ranks_.serves(model, false) && ranks_.serves(model, true);
+  }
+  [[nodiscard]] std::uint64_t reentries() const { return reentries_; }
+  [[nodiscard]] std::uint64_t matched_blocks() const { return matched_blocks_; }
+
+ private:
+  void start_attempt(Flight& flight, Instant now);
+  void enqueue(Flight& flight, std::uint32_t hit_blocks, Instant now);
+  void dispatch(Instant now);
+  void bind(Flight& flight, const RankName& rank, Instant now);
+  void ask_seat(Flight& flight, Instant now);
+  void seat_lost(Flight& flight, Instant now);
+  void maybe_ask_seat(Flight& flight, Instant now);
+  void send_target(Flight& flight, Instant now);
+  void on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill, Instant now);
+  void on_done(const wire::Envelope& message, const wire::request_done& done, Instant now);
+  void reenter(Flight& flight, std::string_view why, Instant now);
+  void end(Flight& flight, Code code, std::string reason, wire::Finish finish, Instant now);
+  void stop_legs(Flight& flight, Code reason);
+  void close_leg(LegState& leg);
+  void release_prefetch(Flight& flight);
+  // Closing flights without open legs leave; call when nothing refers to a flight any more.
+  void sweep(Instant now);
+  void note(Flight& flight, std::string_view event, std::string detail, Instant now);
+  void note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans);
+  [[nodiscard]] Flight* current(const wire::Envelope& message);
+  [[nodiscard]] wire::Scope scope_of(const Flight& flight, std::uint16_t rank) const;
+  template <class M>
+  void send(const std::string& peer, std::uint32_t generation, const wire::Scope& scope, const M& message) {
+    outgoing_.push_back(wire::Envelope::make(peer, generation, scope, message));
+  }
+
+  Options options_;
+  RankTable ranks_;
+  balance::StepCost cost_;                           // until a rank has reported its own fit
+  std::string meta_;                                 // empty while di-meta is away
+  std::map<std::string, std::string> kvd_hosts_;     // instance -> host label
+  std::map<RequestId, Flight> flights_;
+  std::map<std::string, std::deque<RequestId>> queues_;  // by model
+  std::deque<RequestId> finished_order_;
+  std::map<RequestId, Flight> finished_;
+  std::vector<wire::Envelope> outgoing_;
+  std::vector<Emission> emissions_;
+  std::vector<Ending> endings_;
+  std::uint64_t reentries_ = 0;
+  std::uint64_t matched_blocks_ = 0;
+};
+
+}  // namespace di::request

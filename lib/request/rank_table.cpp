@@ -1,0 +1,104 @@
+#include "request/rank_table.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace di::request {
+
+void RankTable::add(const std::string& instance, std::uint32_t generation, std::uint16_t ranks, bool decode,
+                    const std::string& model) {
+  remove(instance);
+  for (std::uint16_t rank = 0; rank < ranks && ranks_.size() < ranks_max; ++rank) {
+    RankInfo info;
+    info.generation = generation;
+    info.decode = decode;
+    info.model = model;
+    info.credit.draining = true;  // until its first credit says otherwise
+    ranks_.emplace(RankName{instance, rank}, std::move(info));
+  }
+}
+
+void RankTable::remove(const std::string& instance) {
+  for (auto it = ranks_.lower_bound(RankName{instance, 0}); it != ranks_.end() && it->first.instance == instance;) {
+    it = ranks_.erase(it);
+  }
+}
+
+bool RankTable::credit(const RankName& name, std::uint32_t generation, const wire::rank_credit& credit) {
+  const auto found = ranks_.find(name);
+  if (found == ranks_.end() || found->second.generation != generation) return false;
+  RankInfo& info = found->second;
+  if (credit.seq <= info.credit.seq) return false;
+  info.credit = credit;
+  return true;
+}
+
+std::optional<RankName> RankTable::choose_prefill(const std::string& model) const {
+  std::optional<RankName> best;
+  std::tuple<std::uint64_t, std::uint32_t, std::uint64_t> best_cost;
+  for (const auto& [name, info] : ranks_) {
+    if (info.decode || info.model != model || info.credit.draining) continue;
+    if (info.sent_requests >= info.credit.granted_requests || info.sent_us >= info.credit.granted_us) continue;
+    const std::tuple cost{info.outstanding_us, info.outstanding, info.credit.queue_us};
+    if (!best.has_value() || cost < best_cost) {
+      best = name;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+std::optional<RankName> RankTable::choose_decode(const std::string& model, std::uint64_t tokens,
+                                                 const std::optional<RankName>& avoid) const {
+  std::optional<RankName> best;
+  std::tuple<bool, std::uint32_t, std::uint64_t> best_cost;
+  for (const auto& [name, info] : ranks_) {
+    if (!info.decode || info.model != model || info.credit.draining) continue;
+    if (info.sent_requests >= info.credit.granted_requests) continue;
+    if (info.outstanding_tokens + tokens > info.credit.kv_tokens_max) continue;
+    const std::tuple cost{avoid.has_value() && *avoid == name, info.outstanding, info.outstanding_tokens};
+    if (!best.has_value() || cost < best_cost) {
+      best = name;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+std::uint64_t RankTable::sent(const RankName& name, std::uint64_t cost_us, std::uint64_t tokens) {
+  RankInfo& info = ranks_.at(name);
+  info.sent_us += cost_us;
+  info.outstanding_us += cost_us;
+  info.outstanding_tokens += tokens;
+  ++info.outstanding;
+  return ++info.sent_requests;
+}
+
+void RankTable::returned(const RankName& name, std::uint32_t generation, std::uint64_t cost_us, std::uint64_t tokens) {
+  const auto found = ranks_.find(name);
+  if (found == ranks_.end() || found->second.generation != generation) return;
+  RankInfo& info = found->second;
+  DI_ASSERT(info.outstanding > 0 && info.outstanding_us >= cost_us && info.outstanding_tokens >= tokens);
+  info.outstanding_us -= cost_us;
+  info.outstanding_tokens -= tokens;
+  --info.outstanding;
+}
+
+const RankInfo* RankTable::find(const RankName& name) const {
+  const auto found = ranks_.find(name);
+  return found == ranks_.end() ? nullptr : &found->second;
+}
+
+bool RankTable::serves(const std::string& model, bool decode) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& entry) {
+    return entry.second.decode == decode && entry.second.model == model && !entry.second.credit.draining;
+  });
+}
+
+std::uint64_t RankTable::outstanding() const {
+  std::uint64_t total = 0;
+  for (const auto& [name, info] : ranks_) total += info.outstanding;
+  return total;
+}
+
+}  // namespace di::request
