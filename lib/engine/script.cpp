@@ -566,9 +566,8 @@ void ScriptEngine::step_row(Sequence& sequence, const StepRow& row, Duration swa
   if (last && (line.finish == ScriptFinish::stop || line.finish == ScriptFinish::length)) {
     line_claim(line);
     result.finish = line.finish == ScriptFinish::stop ? Finish::stop : Finish::length;
-  } else if ((sequence.spec.sampling.max_tokens > 0 &&
-              sequence.next_index >= sequence.spec.sampling.max_tokens) ||
-             sequence.spec.tokens.size() >= sequence.spec.known_tokens_max) {
+  } else if (sequence.next_index >= sequence.spec.sampling.max_tokens ||
+             sequence.spec.tokens.size() >= options_.description.context_tokens_max) {
     result.finish = Finish::length;
   } else if (sequence.lag_left && --*sequence.lag_left == 0) {
     result.finish = Finish::cancelled;

@@ -166,16 +166,19 @@ TEST(Script, ChunksOfAPromptChooseNothing) {
   EXPECT_EQ(row.computed_tokens, 100U);
 }
 
-TEST(Script, EndsAtMaxTokensAndAtTheRoomTaken) {
+TEST(Script, EndsAtMaxTokensAndAtTheContext) {
   const auto script = engine(simple);
   SequenceSpec limited = spec("greet");
   limited.sampling.max_tokens = 2;
   Finish finish = Finish::none;
   EXPECT_EQ(play(*script, *script->admit(limited), 5, finish), "He|llo|");
   EXPECT_EQ(finish, Finish::length);
-  SequenceSpec tight = spec("greet");
-  tight.known_tokens_max = 8;
-  EXPECT_EQ(play(*script, *script->admit(tight), 5, finish), "He|llo|\xf0\x9f|");
+  Description small = description();
+  small.context_tokens_max = 8;
+  const auto tight = engine(simple, {.description = small});
+  SequenceSpec fits = spec("greet");
+  fits.known_tokens_max = 6;  // a prefill rank takes room for one token only: no reason to end there
+  EXPECT_EQ(play(*tight, *tight->admit(fits), 5, finish), "He|llo|\xf0\x9f|");
   EXPECT_EQ(finish, Finish::length);
 }
 
