@@ -1,0 +1,76 @@
+#include "prefill.h"
+
+#include "rank/prefill.h"
+
+namespace di::prefill {
+
+namespace {
+
+using Core = worker::RankCoreOf<rank::PrefillCore>;
+using daemon::FaultAction;
+using daemon::FaultPoint;
+
+std::unique_ptr<worker::RankCore> make_core(const worker::Config& config, std::uint16_t rank,
+                                            const engine::Description& description) {
+  rank::PrefillCore::Options options;
+  options.rank = rank;
+  options.requests_max = config.requests_max;
+  options.chunk_tokens = config.chunk_tokens;
+  options.swap_wait = config.swap_wait;
+  options.overlap = config.overlap;
+  options.hold = config.hold;
+  return std::make_unique<Core>(options, description);
+}
+
+worker::FaultPlaces fault_places() {
+  worker::FaultPlaces places;
+  places.after_receive = [](const wire::Envelope& message) {
+    if (message.number == wire::prefill_bind::number) daemon::fault(FaultPoint::prefill_after_bind);
+  };
+  places.step_done = [](const rank::BatchDone&) { daemon::fault(FaultPoint::prefill_mid_chunk); };
+  places.before_send = [](const wire::Envelope& message) {
+    switch (message.number) {
+      case wire::kv_sealed::number: return daemon::fault(FaultPoint::prefill_before_sealed);
+      case wire::kv_handover::number: return daemon::fault(FaultPoint::prefill_before_handover);
+      case wire::request_done::number: return daemon::fault(FaultPoint::prefill_before_done);
+      default: return FaultAction::none;
+    }
+  };
+  places.after_send = [](const wire::Envelope& message) {
+    if (message.number == wire::kv_sealed::number) daemon::fault(FaultPoint::prefill_after_sealed);
+  };
+  return places;
+}
+
+}  // namespace
+
+Prefill::Prefill(const worker::Config& config)
+    : config_(config),
+      worker_(
+          config,
+          [config](std::uint16_t rank, const engine::Description& description) {
+            return make_core(config, rank, description);
+          },
+          fault_places()) {}
+
+Status Prefill::on_start(daemon::Daemon& daemon) {
+  for (std::uint16_t rank = 0; rank < config_.ranks; ++rank) {
+    const auto& core = static_cast<const Core&>(worker_.core(rank)).core;
+    const daemon::Metrics::Labels labels{{"rank", std::to_string(rank)}};
+    daemon::Metrics& metrics = daemon.metrics();
+    metrics.counter_from("di_prefill_tokens_total", "Tokens whose KV was computed or swapped in",
+                         [&core] { return core.tokens_computed(); }, labels);
+    metrics.counter_from("di_prefill_swapped_blocks_total", "Blocks swapped in from the arena",
+                         [&core] { return core.blocks_swapped(); }, labels);
+    metrics.counter_from("di_prefill_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
+    metrics.gauge_from("di_prefill_queue_us", "Predicted work of the bound requests",
+                       [&core] { return static_cast<std::int64_t>(core.queue_us()); }, labels);
+  }
+  return worker_.start(daemon);
+}
+
+bool Prefill::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+  return worker_.control(words, reply);
+}
+
+}  // namespace di::prefill

@@ -1,0 +1,262 @@
+#include "worker/worker.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace di::worker {
+
+namespace {
+
+// Between two tries to reach the arena socket of a host daemon that is up.
+constexpr Duration attach_retry = milliseconds(50);
+
+}  // namespace
+
+Worker::Worker(const Config& config, MakeCore make_core, FaultPlaces faults)
+    : config_(config), make_core_(std::move(make_core)), faults_(std::move(faults)) {}
+
+Worker::~Worker() = default;
+
+Status Worker::prepare(daemon::Daemon& daemon) {
+  daemon_ = &daemon;
+  for (std::uint16_t rank = 0; rank < config_.ranks; ++rank) {
+    auto engine = make_engine(config_.engine, config_.common.run_dir, config_.requests_max,
+                              std::max(config_.chunk_tokens, 1u), daemon.loop().clock());
+    if (!engine) return engine.error();
+    Rank made;
+    made.core = make_core_(rank, (*engine)->describe());
+    made.engine = std::make_unique<EngineThread>(
+        daemon.loop(), *std::move(engine), "engine", [this, rank](rank::BatchDone&& done) {
+          ranks_[rank].busy = false;
+          if (faults_.step_done && !done.step.rows.empty()) faults_.step_done(done);
+          ranks_[rank].core->on_batch_done(std::move(done), daemon_->loop().now());
+          turn();
+          settle_clock();
+        });
+    ranks_.push_back(std::move(made));
+  }
+  return {};
+}
+
+Status Worker::start(daemon::Daemon& daemon) {
+  loop::Loop& loop = daemon.loop();
+  due_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "rank timer", [this] {
+    for (Rank& rank : ranks_) rank.core->on_time(daemon_->loop().now());
+    turn();
+  });
+  attach_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena attach", [this] { attach(); });
+
+  net::Endpoint& endpoint = daemon.endpoint();
+  const auto take = [&]<class M>(std::type_identity<M>) {
+    endpoint.on<M>([this](const net::Incoming& in, const M&) { deliver(in, M::number); });
+  };
+  take(std::type_identity<wire::prefill_bind>{});
+  take(std::type_identity<wire::prefill_target>{});
+  take(std::type_identity<wire::decode_seat>{});
+  take(std::type_identity<wire::seat_release>{});
+  take(std::type_identity<wire::done_ack>{});
+  take(std::type_identity<wire::request_stop>{});
+  take(std::type_identity<wire::request_kill>{});
+  take(std::type_identity<wire::kv_fetching>{});
+  take(std::type_identity<wire::kv_ready>{});
+  take(std::type_identity<wire::kv_opened>{});
+  take(std::type_identity<wire::kv_handed>{});
+  take(std::type_identity<wire::kv_expected>{});
+  take(std::type_identity<wire::kv_seated>{});
+  endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
+  endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
+  if (auto bound = daemon.listen(); !bound) return bound.error();
+
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankCore* core = ranks_[rank].core.get();
+    const std::string prefix = ranks_.size() == 1 ? "" : "rank" + std::to_string(rank) + "_";
+    const std::vector<rank::Gauge> gauges = core->gauges();
+    for (std::size_t i = 0; i < gauges.size(); ++i) {
+      daemon.metrics().held_from(prefix + gauges[i].name,
+                                 [core, i] { return static_cast<std::int64_t>(core->gauges()[i].count); });
+    }
+  }
+
+  net::Member self = daemon.self_member();
+  const engine::Description& description = ranks_.front().engine->describe();
+  self.ranks = config_.ranks;
+  self.role = description.wants_debug_text ? "script" : "";
+  self.model = description.model;
+  self.layout = description.layout.descriptor();
+  self.fingerprint = description.layout.fingerprint();
+  self.revision = description.revision;
+  net::MetaClient::Events events;
+  // Ready means: registered, and the arena of this host is mapped.
+  events.registered = [this](const wire::meta_registered&) { attach(); };
+  daemon.enroll(std::move(self), std::move(events));
+  return {};
+}
+
+void Worker::deliver(const net::Incoming& in, std::uint16_t number) {
+  const auto peer = peers_.find(in.from.id);
+  if (peer == peers_.end()) return;
+  wire::Envelope envelope;
+  envelope.peer = peer->second.instance;
+  envelope.peer_generation = in.from.generation;
+  envelope.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
+  envelope.number = number;
+  envelope.body.assign(in.body.begin(), in.body.end());
+  const std::uint16_t rank = in.header.rank;
+  if (rank >= ranks_.size()) return;
+  ranks_[rank].core->on_message(envelope, daemon_->loop().now());
+  flush(ranks_[rank]);
+  if (faults_.after_receive) faults_.after_receive(envelope);
+  turn();
+}
+
+void Worker::flush(Rank& rank) {
+  for (wire::Envelope& message : rank.core->take_outgoing()) {
+    if (faults_.before_send && faults_.before_send(message) == daemon::FaultAction::drop) continue;
+    const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
+    if (peer == nullptr || (message.peer_generation != 0 && peer->generation != message.peer_generation)) continue;
+    net::SendOptions options;
+    options.request = message.scope.request;
+    options.attempt = message.scope.attempt;
+    options.rank = message.scope.rank;
+    options.deadline_ms = message.scope.deadline_ms;
+    // A peer that is not up is lost: its event releases what this message was about.
+    const Status sent = daemon_->endpoint().send_body(peer->id, message.number, message.body, options);
+    if (sent.ok() && faults_.after_send) faults_.after_send(message);
+  }
+}
+
+void Worker::turn() {
+  const Instant now = daemon_->loop().now();
+  Instant due = instant_never;
+  bool idle = true;
+  for (Rank& rank : ranks_) {
+    if (!rank.busy) {
+      if (auto batch = rank.core->next_batch(now)) {
+        rank.busy = true;
+        rank.engine->submit({*std::move(batch), arena_});
+      }
+    }
+    flush(rank);
+    due = std::min(due, rank.core->next_due());
+    idle = idle && rank.core->idle();
+  }
+  due_timer_->start_at(due);
+  if (stopping_ && idle) daemon_->stopped();
+}
+
+void Worker::peer_up(const net::Member& member) {
+  peers_[member.id] = member;
+  if (member.program == "di-router") {
+    for (Rank& rank : ranks_) rank.core->on_router_up(member.instance, member.generation, daemon_->loop().now());
+  }
+  if (member.program == "di-kvd" && member.role == "host" && member.host == daemon_->self_member().host) {
+    kvd_ = member;
+    attach();
+  }
+  turn();
+}
+
+void Worker::peer_lost(net::PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  const net::Member member = std::move(found->second);
+  peers_.erase(found);
+  if (member.program == "di-router") {
+    for (Rank& rank : ranks_) rank.core->on_router_lost(member.instance, daemon_->loop().now());
+  }
+  if (member.id == kvd_.id) {
+    detach("the connection to di-kvd ended");
+    kvd_ = {};
+  }
+  turn();
+}
+
+void Worker::attach() {
+  // Both the messages and the mapping are needed; whichever comes last completes the attachment.
+  if (kvd_.id == 0 || arena_ != nullptr || daemon_->endpoint().self().generation == 0) return;
+  wire::arena_hello hello;
+  hello.instance = std::string(daemon_->instance());
+  hello.generation = daemon_->endpoint().self().generation;
+  transfer::ShmClient::Events events;
+  events.attached = [this](const wire::arena_region& region, Fd fd) {
+    if (region.generation != kvd_.generation) {
+      // The socket is a newer daemon's than the one whose messages we get: its peer_up is on the way.
+      detach("another generation of di-kvd");
+      return;
+    }
+    auto arena = kv::ArenaClient::map(fd.get(), region.bytes);
+    if (!arena) {
+      log_error("arena", "cannot map", {{"error", arena.error()}});
+      attach_timer_->start_after(seconds(1));
+      return;
+    }
+    arena_ = *std::move(arena);
+    log_info("arena", "attached", {{"host", kvd_.instance}, {"generation", kvd_.generation}, {"bytes", region.bytes}});
+    for (Rank& rank : ranks_) rank.core->on_arena(kvd_.instance, kvd_.generation, daemon_->loop().now());
+    daemon_->ready();
+    turn();
+  };
+  events.detached = [this](const Error& why) { detach(why.message); };
+  auto client = transfer::ShmClient::connect(daemon_->loop(), config_.common.run_dir + "/" + kvd_.instance + ".arena",
+                                             hello, std::move(events));
+  if (!client) {
+    attach_timer_->start_after(attach_retry);
+    return;
+  }
+  shm_ = *std::move(client);
+}
+
+void Worker::detach(std::string_view why) {
+  // Called from inside the client's callback too: it is destroyed in a later turn.
+  if (shm_ != nullptr) {
+    auto gone = std::make_shared<std::unique_ptr<transfer::ShmClient>>(std::move(shm_));
+    daemon_->loop().post("arena client ends", [gone] {});
+  }
+  if (arena_ != nullptr) {
+    log_warn("arena", "lost", {{"host", kvd_.instance}, {"reason", why}});
+    arena_->fail();
+    arena_.reset();
+    for (Rank& rank : ranks_) rank.core->on_arena("", 0, daemon_->loop().now());
+  }
+  attach_timer_->start_after(attach_retry);
+  turn();
+}
+
+void Worker::stop(daemon::Daemon& daemon) {
+  // Running requests finish; nothing new is taken.  drain.timeout bounds it.
+  stopping_ = true;
+  if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
+  for (Rank& rank : ranks_) rank.core->set_draining(true);
+  turn();
+}
+
+bool Worker::control(const std::vector<std::string>& words, daemon::Reply& reply) {
+  if (words.size() == 1 && (words[0] == "drain" || words[0] == "resume")) {
+    draining_ = words[0] == "drain";
+    for (Rank& rank : ranks_) rank.core->set_draining(draining_);
+    if (net::MetaClient* meta = daemon_->meta()) meta->set_state(draining_ ? 1 : 0);
+    turn();
+    reply.end();
+    return true;
+  }
+  return false;
+}
+
+void Worker::clock_advanced(loop::Callback done) {
+  clock_done_ = std::move(done);
+  for (Rank& rank : ranks_) rank.core->on_time(daemon_->loop().now());
+  turn();
+  settle_clock();
+}
+
+void Worker::settle_clock() {
+  // Product time has been caught up with when no batch is out and nothing is due.
+  if (!clock_done_) return;
+  for (Rank& rank : ranks_) {
+    if (rank.busy || rank.core->next_due() <= daemon_->loop().now()) return;
+  }
+  std::exchange(clock_done_, nullptr)();
+}
+
+}  // namespace di::worker
