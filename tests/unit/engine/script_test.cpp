@@ -592,6 +592,31 @@ TEST(Script, FileErrorsSayWhere) {
   EXPECT_EQ(script_load("/nonexistent/s.jsonl").error().code, Code::not_found);
 }
 
+TEST(Script, ManPageExamplesPlay) {
+  std::ifstream page(DI_SOURCE_DIR "/man/di-script.5");
+  ASSERT_TRUE(page);
+  std::vector<std::string> examples;
+  bool inside = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with(".Bd -literal")) examples.emplace_back();
+    inside = (inside || line.starts_with(".Bd")) && !line.starts_with(".Ed");
+    if (inside && !line.starts_with(".")) examples.back() += line + "\n";
+  }
+  ASSERT_EQ(examples.size(), 3U);
+  Finish finish = Finish::none;
+  const auto greeting = engine(examples[0]);
+  EXPECT_EQ(play(*greeting, *greeting->admit(spec("oh, hello")), 5, finish), "Hi |\xf0\x9f|\x98\x80|");
+  int crashes = 0;
+  const auto dying = engine(examples[1], {.description = description(), .on_crash = [&] { ++crashes; }});
+  EXPECT_EQ(play(*dying, *dying->admit(spec("x", 5, wire::Leg::decode, 1)), 5, finish), "b|...");
+  EXPECT_EQ(crashes, 1);
+  EXPECT_EQ(play(*dying, *dying->admit(spec("x", 5, wire::Leg::decode, 2)), 5, finish), "c|d|");
+  const auto refusing = engine(examples[2]);
+  EXPECT_FALSE(refusing->admit(spec("x")));
+  EXPECT_FALSE(refusing->admit(spec("x")));
+  EXPECT_TRUE(refusing->admit(spec("x")));
+}
+
 TEST(Script, FaultsHappenOnceByDefault) {
   const auto lines = script_parse(R"({"match":"","finish":"crash"}
 {"match":"","finish":"stall"}
