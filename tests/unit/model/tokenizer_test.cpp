@@ -11,6 +11,7 @@
 namespace di::model {
 namespace {
 
+const std::string model_dir = DI_SOURCE_DIR "/etc/model-demo/";
 const std::string golden_dir = DI_SOURCE_DIR "/tests/golden/tokenizer/";
 
 std::string read(const std::string& path) {
@@ -70,6 +71,32 @@ TEST(Tokenizer, AgreesWithReferenceOnGpt2PatternAndIgnoreMerges) {
 
 TEST(Tokenizer, AgreesWithReferenceOnOtherBehaviors) {
   compare_golden(load(golden_dir + "behaviors.json"), golden_dir + "behaviors.jsonl", false);
+}
+
+TEST(Tokenizer, AgreesWithReferenceOnDemoModel) {
+  compare_golden(load(model_dir + "tokenizer.json"), golden_dir + "model-demo.jsonl", true);
+}
+
+// Questions, wordings and answers as a client would send them: nothing is lost on the way in and out.
+TEST(Tokenizer, DemoModelQuestionsComeBack) {
+  const Tokenizer tokenizer = load(model_dir + "tokenizer.json");
+  std::istringstream lines(read(model_dir + "questions.jsonl"));
+  int count = 0;
+  const auto comes_back = [&](const Json& text) {
+    const auto ids = encode(tokenizer, text.as_string());
+    EXPECT_EQ(tokenizer.decode(ids), text.as_string());
+    EXPECT_LT(ids.size(), text.as_string().size() / 2 + 4) << "hardly merged: " << text.as_string();
+    ++count;
+  };
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = Json::parse(line);
+    ASSERT_TRUE(json);
+    comes_back(*json->find("question"));
+    comes_back(*json->find("answer"));
+    for (const Json& text : json->find("wordings")->as_array()) comes_back(text);
+    for (const Json& text : json->find("held_out")->as_array()) comes_back(text);
+  }
+  EXPECT_GT(count, 100);
 }
 
 TEST(Tokenizer, UserTextNeverBecomesSpecial) {
