@@ -1,0 +1,85 @@
+// directory/lease.h: which stripes may still be read under a plan.
+//
+// A plan takes one lease over its stripes, bound to the request and to the holder (instance and
+// generation) that asked.  It lives `ttl` unless renewed, never longer than `cap`, and ends with its
+// holder.  While a stripe is held it is not freed on its store, so no slot is written again under a
+// reader.  Pure: time is given; it is the monotonic clock's (path.md section 1).
+//
+// Owner: the directory's thread.  Bound: Options::leases_max leases, each over at most the stripes of
+// one plan.  Numbers start at Options::first, so that a holder of an earlier run of di-meta never
+// renews or releases somebody else's.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/time.h"
+#include "wire/ids.h"
+
+namespace di::directory {
+
+// Who acquired something: it is given back when this generation of this instance is lost.
+struct Holder {
+  std::string instance;
+  std::uint32_t generation = 0;
+
+  friend auto operator<=>(const Holder&, const Holder&) = default;
+};
+
+inline constexpr Duration lease_ttl = seconds(10);
+inline constexpr Duration lease_cap = seconds(120);
+
+class LeaseTable {
+ public:
+  struct Options {
+    Duration ttl = lease_ttl;
+    Duration cap = lease_cap;
+    // A host daemon has a plan per fetch in flight; 65,536 is 64 hosts with 1,024 each.
+    std::size_t leases_max = 65536;
+    std::uint64_t first = 1;
+  };
+
+  explicit LeaseTable(Options options) : options_(options), next_(options.first) {}
+
+  // The number of the new lease; 0 when the table is full.
+  [[nodiscard]] std::uint64_t take(const Holder& holder, const RequestId& request,
+                                   std::vector<std::uint64_t> stripes, Instant now);
+  // False for a lease that is not there or is another holder's.  At its cap a lease stays as it is.
+  bool renew(const Holder& holder, std::uint64_t lease, Instant now);
+  bool release(const Holder& holder, std::uint64_t lease);
+  // All leases of the holder; returns how many.
+  std::size_t release_holder(const Holder& holder);
+  // Ends the leases that are due; returns how many.
+  std::size_t expire(Instant now);
+
+  [[nodiscard]] bool holds(std::uint64_t stripe) const { return held_.contains(stripe); }
+  [[nodiscard]] std::size_t count() const { return leases_.size(); }
+  [[nodiscard]] Instant next_due() const { return due_.empty() ? instant_never : due_.begin()->first; }
+  [[nodiscard]] Duration ttl() const { return options_.ttl; }
+  [[nodiscard]] Duration cap() const { return options_.cap; }
+
+ private:
+  struct Lease {
+    Holder holder;
+    RequestId request;
+    std::vector<std::uint64_t> stripes;
+    Instant expires;
+    Instant cap;
+  };
+  using Leases = std::map<std::uint64_t, Lease>;
+  Leases::iterator end(Leases::iterator at);
+
+  Options options_;
+  std::uint64_t next_;
+  Leases leases_;
+  std::set<std::pair<Instant, std::uint64_t>> due_;
+  std::unordered_map<std::uint64_t, std::uint32_t> held_;  // stripe -> leases over it; never iterated
+};
+
+}  // namespace di::directory

@@ -1,0 +1,262 @@
+#include "directory/membership.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/assert.h"
+#include "kv/layout.h"
+
+namespace di::directory {
+
+namespace {
+
+constexpr std::array<std::string_view, 6> programs = {"di-router",  "di-meta",   "di-kvd",
+                                                      "di-prefill", "di-decode", "di-ctl"};
+
+bool word_character(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+}
+
+bool is_word(std::string_view text) {
+  return !text.empty() && text.size() <= name_bytes_max &&
+         std::all_of(text.begin(), text.end(), word_character);
+}
+
+// Host names have dots.
+bool is_label(std::string_view text) {
+  return text.size() <= name_bytes_max && std::all_of(text.begin(), text.end(), [](char c) {
+           return word_character(c) || c == '.' || c == ':';
+         });
+}
+
+bool is_printable(std::string_view text, std::size_t bytes_max) {
+  return text.size() <= bytes_max &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
+}
+
+Error invalid(std::string message) {
+  return Error{Code::invalid, 0, std::move(message)};
+}
+
+Status check(const wire::Member& self) {
+  const std::size_t dot = self.instance.find('.');
+  if (dot == std::string::npos || self.instance.substr(0, dot) != self.program ||
+      !is_word(std::string_view(self.instance).substr(dot + 1))) {
+    return invalid("instance: want " +
+                   (self.program.empty() ? std::string("PROGRAM") : std::string("the program")) +
+                   ", a dot and 1 to 64 letters, digits, '-' or '_'");
+  }
+  if (std::find(programs.begin(), programs.end(), self.program) == programs.end() ||
+      self.program == "di-ctl") {
+    return invalid("program: not one that registers");
+  }
+  const bool kvd = self.program == "di-kvd";
+  if (kvd != (self.role == "host" || self.role == "store") || (!kvd && !self.role.empty())) {
+    return invalid("role: host or store for di-kvd, empty otherwise");
+  }
+  for (const auto& [name, label] : {std::pair<std::string_view, const std::string&>{"host", self.host},
+                                    {"rack", self.rack},
+                                    {"zone", self.zone}}) {
+    if (!is_label(label)) {
+      return invalid(std::string(name) + ": want at most 64 letters, digits, '-', '_', '.' or ':'");
+    }
+  }
+  if (self.host.empty()) return invalid("host: empty");
+  if (self.control.empty() || !is_printable(self.control, endpoint_bytes_max)) {
+    return invalid("control: not an endpoint");
+  }
+  if (!is_printable(self.data, endpoint_bytes_max) || !is_printable(self.public_key, endpoint_bytes_max)) {
+    return invalid("data or public_key: not printable, or too long");
+  }
+  if (self.state > static_cast<std::uint8_t>(MemberState::draining)) return invalid("state: want 0 or 1");
+  const bool rank_program = self.program == "di-prefill" || self.program == "di-decode";
+  if (rank_program ? (self.ranks == 0 || self.ranks > ranks_max) : self.ranks != 0) {
+    return invalid("ranks: 1 to 1024 for di-prefill and di-decode, 0 otherwise");
+  }
+  if (!is_printable(self.model, model_bytes_max)) return invalid("model: not printable, or too long");
+  if (self.model.empty()) {
+    if (rank_program) return invalid("model: empty");
+    return {};
+  }
+  const auto layout = kv::Layout::decode(self.layout);
+  if (!layout) return layout.error().in("layout");
+  if (layout->fingerprint() != self.fingerprint) return invalid("fingerprint: not that of the layout");
+  return {};
+}
+
+}  // namespace
+
+Membership::Membership(std::vector<InstanceRow> rows, std::uint64_t run) : epoch_(run << 32) {
+  for (InstanceRow& row : rows) {
+    next_id_ = std::max(next_id_, row.id + 1);
+    std::string name = row.instance;
+    rows_.emplace(std::move(name), std::move(row));
+  }
+}
+
+Result<Membership::Admission> Membership::judge(const wire::meta_register& message) const {
+  const wire::Member& self = message.self;
+  if (const Status checked = check(self); !checked) return checked.error();
+  if (message.boot == 0) return invalid("boot: zero");
+
+  Admission admission;
+  admission.member = self;
+  const auto known = rows_.find(self.instance);
+  if (known == rows_.end()) {
+    if (rows_.size() >= instance_rows_max) {
+      return Error{Code::no_space, 0, "instance: 65536 names are in the catalogue already"};
+    }
+    // A generation that is already in use comes from before di-meta lost its catalogue.
+    admission.row = {self.instance, next_id_, std::max(self.generation, 1U), message.boot};
+    admission.row_changed = true;
+  } else if (known->second.boot == message.boot) {
+    admission.row = known->second;
+  } else if (self.generation == 0) {
+    admission.row = known->second;
+    ++admission.row.generation;
+    admission.row.boot = message.boot;
+    admission.row_changed = true;
+  } else if (self.generation > known->second.generation) {
+    admission.row = known->second;
+    admission.row.generation = self.generation;
+    admission.row.boot = message.boot;
+    admission.row_changed = true;
+  } else {
+    return Error{Code::stale, 0, self.instance + ": another process has taken this name since"};
+  }
+  if (admission.row.generation == UINT32_MAX || admission.row.id == UINT32_MAX) {
+    return Error{Code::no_space, 0, self.instance + ": out of numbers"};
+  }
+  if (!members_.contains(self.instance) && members_.size() >= members_max) {
+    return Error{Code::no_space, 0, "the fleet has 4096 members already"};
+  }
+  if (!self.model.empty()) {
+    for (const auto& [instance, present] : members_) {
+      const wire::Member& other = present.member;
+      if (instance == self.instance || other.model != self.model) continue;
+      std::string what;
+      if (other.fingerprint != self.fingerprint) {
+        what = "layout " + to_hex(self.fingerprint.raw).substr(0, 16) + ", not " +
+               to_hex(other.fingerprint.raw).substr(0, 16);
+      } else if (other.revision != self.revision) {
+        what = "weight revision " + to_hex(self.revision.raw).substr(0, 16) + ", not " +
+               to_hex(other.revision.raw).substr(0, 16);
+      }
+      if (what.empty()) continue;
+      return Error{Code::exists, 0,
+                   "model " + self.model + " is served by " + instance + " already: this one has " + what +
+                       " as " + instance + " has"};
+    }
+  }
+  admission.member.id = admission.row.id;
+  admission.member.generation = admission.row.generation;
+  return admission;
+}
+
+Membership::Change Membership::admit(const Admission& admission, Instant now) {
+  return admit_as(admission, now, false);
+}
+
+Membership::Change Membership::admit_self(const Admission& admission) {
+  return admit_as(admission, Instant{}, true);
+}
+
+Membership::Change Membership::admit_as(const Admission& admission, Instant now, bool self) {
+  const InstanceRow& row = admission.row;
+  DI_ASSERT(admission.member.id == row.id && admission.member.generation == row.generation);
+  Change change;
+  rows_[row.instance] = row;
+  next_id_ = std::max(next_id_, row.id + 1);
+  const auto at = members_.find(row.instance);
+  if (at == members_.end()) {
+    members_.emplace(row.instance, Present{admission.member, now, self});
+    instances_.emplace(row.id, row.instance);
+    change.changed = true;
+  } else {
+    Present& present = at->second;
+    if (present.member.generation != row.generation) {
+      change.lost.push_back({row.instance, present.member.generation});
+    }
+    change.changed = present.member != admission.member;
+    present.member = admission.member;
+    present.heard = now;
+  }
+  if (change.changed) ++epoch_;
+  return change;
+}
+
+Membership::Change Membership::set_state(std::uint32_t id, std::uint32_t generation, MemberState state) {
+  if (find(id, generation) == nullptr) return {};
+  const auto at = members_.find(instances_.at(id));
+  if (state == MemberState::leaves) return remove(at);
+  Change change;
+  change.changed = at->second.member.state != static_cast<std::uint8_t>(state);
+  at->second.member.state = static_cast<std::uint8_t>(state);
+  if (change.changed) ++epoch_;
+  return change;
+}
+
+void Membership::heard(std::uint32_t id, std::uint32_t generation, Instant now) {
+  if (find(id, generation) == nullptr) return;
+  members_.at(instances_.at(id)).heard = now;
+}
+
+Membership::Change Membership::lost(std::uint32_t id, std::uint32_t generation) {
+  if (find(id, generation) == nullptr) return {};
+  return remove(members_.find(instances_.at(id)));
+}
+
+Membership::Change Membership::remove(std::map<std::string, Present>::iterator at) {
+  Change change;
+  change.changed = true;
+  change.lost.push_back({at->first, at->second.member.generation});
+  instances_.erase(at->second.member.id);
+  members_.erase(at);
+  ++epoch_;
+  return change;
+}
+
+Membership::Change Membership::step(Instant now) {
+  Change all;
+  for (auto at = members_.begin(); at != members_.end();) {
+    const auto next = std::next(at);
+    if (!at->second.self && at->second.heard + member_lost_after <= now) {
+      Change one = remove(at);
+      all.changed = true;
+      all.lost.insert(all.lost.end(), one.lost.begin(), one.lost.end());
+    }
+    at = next;
+  }
+  return all;
+}
+
+Instant Membership::next_due() const {
+  Instant due = instant_never;
+  for (const auto& [instance, present] : members_) {
+    if (!present.self) due = std::min(due, present.heard + member_lost_after);
+  }
+  return due;
+}
+
+const wire::Member* Membership::find(std::uint32_t id) const {
+  const auto at = instances_.find(id);
+  return at == instances_.end() ? nullptr : &members_.at(at->second).member;
+}
+
+const wire::Member* Membership::find(std::uint32_t id, std::uint32_t generation) const {
+  const wire::Member* member = find(id);
+  return member != nullptr && member->generation == generation ? member : nullptr;
+}
+
+std::vector<wire::Member> Membership::members() const {
+  std::vector<wire::Member> out;
+  out.reserve(members_.size());
+  for (const auto& [instance, present] : members_) out.push_back(present.member);
+  return out;
+}
+
+wire::meta_members Membership::snapshot() const {
+  return {epoch_, members()};
+}
+
+}  // namespace di::directory

@@ -1,0 +1,110 @@
+// directory/membership.h: which instances there are, and which start of each is the present one.
+//
+// What it owns: one row per instance name ever seen (number, last generation, the process that has
+// it), and the members: the registered instances that are not lost.  Registration is two steps, so
+// that a generation is durable before anybody hears of it:
+//   judge(message) -> Admission{row, ...} or an Error      nothing changes
+//   (the shell writes admission.row to the catalogue)
+//   admit(admission, now)                                  the member is in, the epoch moves
+//
+// Rules for generations, per instance name:
+//   the boot number is the row's           the same process: it keeps its generation
+//   another boot, generation 0 said        a new start: row's generation + 1; the old one is lost
+//   another boot, a generation said        `stale` when the row is newer or equal (that process was
+//                                          replaced); otherwise di-meta lost its catalogue: kept
+//
+// Pure: time is the monotonic clock's.  A member is lost when nothing was heard for `lost_after`, or
+// when the shell knows better (a broken connection).  Owner: the directory's thread.  Bounds:
+// members_max, instance_rows_max, and the lengths that judge() checks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "base/time.h"
+#include "directory/lease.h"
+#include "wire/messages.h"
+
+namespace di::directory {
+
+inline constexpr std::size_t members_max = 4096;         // messages.def, meta_members
+inline constexpr std::size_t instance_rows_max = 65536;  // names that came and went
+inline constexpr std::size_t name_bytes_max = 64;        // the NAME of PROGRAM.NAME, and each label
+inline constexpr std::size_t endpoint_bytes_max = 512;
+inline constexpr std::size_t model_bytes_max = 256;
+inline constexpr std::uint16_t ranks_max = 1024;
+inline constexpr Duration member_lost_after = seconds(3);
+
+enum class MemberState : std::uint8_t { up = 0, draining = 1, leaves = 2 };
+
+// What outlives a restart of di-meta.
+struct InstanceRow {
+  std::string instance;
+  std::uint32_t id = 0;          // number in headers, never reused
+  std::uint32_t generation = 0;  // the last one issued
+  std::uint64_t boot = 0;        // the process it was issued to
+
+  bool operator==(const InstanceRow&) const = default;
+};
+
+class Membership {
+ public:
+  // `rows` as the catalogue has them; `run` makes epochs grow across restarts.
+  Membership(std::vector<InstanceRow> rows, std::uint64_t run);
+
+  struct Admission {
+    wire::Member member;  // with id and generation
+    InstanceRow row;
+    bool row_changed = false;  // write it before admit()
+  };
+  // Errors, with the reason to send: invalid (what is wrong with which field), stale (this process was
+  // replaced), exists (another layout, fingerprint or revision of a model that is being served),
+  // no_space (too many members or names).
+  [[nodiscard]] Result<Admission> judge(const wire::meta_register& message) const;
+
+  struct Change {
+    bool changed = false;      // the list is another: the epoch moved
+    std::vector<Holder> lost;  // generations that ended with this
+  };
+  Change admit(const Admission& admission, Instant now);
+  // The instance that runs the directory: never lost by silence.
+  Change admit_self(const Admission& admission);
+  Change set_state(std::uint32_t id, std::uint32_t generation, MemberState state);
+  // The connection of the member is up and not silent.
+  void heard(std::uint32_t id, std::uint32_t generation, Instant now);
+  Change lost(std::uint32_t id, std::uint32_t generation);
+  // Members that were silent for member_lost_after.
+  Change step(Instant now);
+  [[nodiscard]] Instant next_due() const;
+
+  // Null when there is no such member (of this generation).
+  [[nodiscard]] const wire::Member* find(std::uint32_t id) const;
+  [[nodiscard]] const wire::Member* find(std::uint32_t id, std::uint32_t generation) const;
+  // In the order of instance names.
+  [[nodiscard]] std::vector<wire::Member> members() const;
+  [[nodiscard]] wire::meta_members snapshot() const;
+  [[nodiscard]] std::size_t count() const { return members_.size(); }
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+
+ private:
+  struct Present {
+    wire::Member member;
+    Instant heard;
+    bool self = false;
+  };
+  Change admit_as(const Admission& admission, Instant now, bool self);
+  Change remove(std::map<std::string, Present>::iterator at);
+
+  std::map<std::string, InstanceRow> rows_;
+  std::map<std::string, Present> members_;          // by instance name
+  std::map<std::uint32_t, std::string> instances_;  // number -> name of a present member
+  std::uint32_t next_id_ = 1;
+  std::uint64_t epoch_;
+};
+
+}  // namespace di::directory

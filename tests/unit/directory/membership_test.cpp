@@ -1,0 +1,248 @@
+#include "directory/membership.h"
+
+#include <gtest/gtest.h>
+
+#include "kv/layout.h"
+
+namespace di::directory {
+namespace {
+
+Instant at_ms(int ms) {
+  return Instant{} + milliseconds(ms);
+}
+
+wire::meta_register router(const std::string& name, std::uint64_t boot) {
+  wire::meta_register message;
+  message.self.instance = "di-router." + name;
+  message.self.program = "di-router";
+  message.self.host = "a.example";
+  message.self.control = "ipc:///run/di/router.sock";
+  message.boot = boot;
+  return message;
+}
+
+wire::meta_register prefill(const std::string& name, std::uint64_t boot) {
+  wire::meta_register message = router(name, boot);
+  message.self.instance = "di-prefill." + name;
+  message.self.program = "di-prefill";
+  message.self.ranks = 1;
+  message.self.model = "demo";
+  const kv::Layout layout = kv::layout_v41();
+  message.self.layout = layout.descriptor();
+  message.self.fingerprint = layout.fingerprint();
+  message.self.revision.raw[0] = std::byte{1};
+  return message;
+}
+
+// What the shell does between judge and admit.
+std::uint32_t enter(Membership& members, std::vector<InstanceRow>& rows, const wire::meta_register& message,
+                    Instant now, Membership::Change* change = nullptr) {
+  const auto admission = members.judge(message);
+  EXPECT_TRUE(admission) << admission.error().message;
+  if (!admission) return 0;
+  if (admission->row_changed) {
+    std::erase_if(rows, [&](const InstanceRow& row) { return row.instance == admission->row.instance; });
+    rows.push_back(admission->row);
+  }
+  const Membership::Change result = members.admit(*admission, now);
+  if (change != nullptr) *change = result;
+  return admission->row.generation;
+}
+
+std::string reason(const Membership& members, const wire::meta_register& message) {
+  const auto admission = members.judge(message);
+  return admission ? "" : admission.error().message;
+}
+
+TEST(Membership, GenerationsGrowAndTheOldProcessIsLost) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(0)), 1U);
+  const std::uint64_t epoch = members.epoch();
+  Membership::Change change;
+  EXPECT_EQ(enter(members, rows, router("0", 22), at_ms(1), &change), 2U);
+  EXPECT_EQ(change.lost, (std::vector<Holder>{{"di-router.0", 1}}));
+  EXPECT_GT(members.epoch(), epoch);
+  EXPECT_EQ(members.count(), 1U);
+
+  // The replaced process is still alive and comes back with what it was told: it does not take over.
+  wire::meta_register replaced = router("0", 11);
+  replaced.self.generation = 1;
+  const auto refused = members.judge(replaced);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::stale);
+}
+
+TEST(Membership, RegisteringAgainIsHarmless) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, router("0", 11), at_ms(0));
+  const std::uint64_t epoch = members.epoch();
+  Membership::Change change;
+  EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(500), &change), 1U);
+  EXPECT_FALSE(change.changed);
+  EXPECT_TRUE(change.lost.empty());
+  EXPECT_EQ(members.epoch(), epoch);
+  wire::meta_register moved = router("0", 11);
+  moved.self.control = "tcp://10.0.0.1:7000";
+  EXPECT_EQ(enter(members, rows, moved, at_ms(600), &change), 1U);
+  EXPECT_TRUE(change.changed);
+  EXPECT_GT(members.epoch(), epoch);
+}
+
+TEST(Membership, RestartOfTheDirectoryKeepsGenerationsOfLiveProcesses) {
+  std::vector<InstanceRow> rows;
+  std::uint32_t id = 0;
+  std::uint64_t epoch = 0;
+  {
+    Membership members({}, 1);
+    enter(members, rows, router("0", 11), at_ms(0));
+    enter(members, rows, router("0", 12), at_ms(0));
+    enter(members, rows, router("1", 13), at_ms(0));
+    id = members.members().front().id;
+    epoch = members.epoch();
+  }
+  Membership members(rows, 2);
+  EXPECT_GT(members.epoch(), epoch);
+  wire::meta_register again = router("0", 12);
+  again.self.generation = 2;
+  EXPECT_EQ(enter(members, rows, again, at_ms(0)), 2U);
+  EXPECT_EQ(members.members().front().id, id);
+  // A process that was started while the directory was away.
+  EXPECT_EQ(enter(members, rows, router("1", 99), at_ms(0)), 2U);
+  // A new name never gets a number that was handed out before.
+  enter(members, rows, router("2", 100), at_ms(0));
+  std::set<std::uint32_t> ids;
+  for (const wire::Member& member : members.members()) ids.insert(member.id);
+  EXPECT_EQ(ids.size(), 3U);
+}
+
+TEST(Membership, LostCatalogueKeepsTheGenerationThatIsInUse) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  wire::meta_register again = router("0", 12);
+  again.self.generation = 7;
+  EXPECT_EQ(enter(members, rows, again, at_ms(0)), 7U);
+  EXPECT_EQ(enter(members, rows, router("0", 13), at_ms(0)), 8U);
+}
+
+TEST(Membership, SilenceOfThreeSecondsIsLoss) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, router("0", 11), at_ms(0));
+  enter(members, rows, router("1", 12), at_ms(1000));
+  EXPECT_EQ(members.next_due(), at_ms(3000));
+  EXPECT_FALSE(members.step(at_ms(2999)).changed);
+  // Idle for long, but heard: no traffic is needed to stay (G10).
+  const std::uint32_t id = members.members().back().id;
+  members.heard(id, 1, at_ms(2500));
+  const Membership::Change change = members.step(at_ms(3000));
+  EXPECT_EQ(change.lost, (std::vector<Holder>{{"di-router.0", 1}}));
+  EXPECT_FALSE(members.step(at_ms(5499)).changed);
+  EXPECT_EQ(members.step(at_ms(5500)).lost, (std::vector<Holder>{{"di-router.1", 1}}));
+  EXPECT_EQ(members.next_due(), instant_never);
+  // It comes back with the generation it has.
+  EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(6000)), 1U);
+}
+
+TEST(Membership, TheDirectoryItselfIsNeverSilent) {
+  Membership members({}, 1);
+  wire::meta_register self = router("0", 11);
+  self.self.instance = "di-meta.0";
+  self.self.program = "di-meta";
+  const auto admission = members.judge(self);
+  ASSERT_TRUE(admission);
+  members.admit_self(*admission);
+  EXPECT_EQ(members.next_due(), instant_never);
+  EXPECT_FALSE(members.step(at_ms(1000000)).changed);
+}
+
+TEST(Membership, StaleLossesAndStatesAreIgnored) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, router("0", 11), at_ms(0));
+  enter(members, rows, router("0", 12), at_ms(0));
+  const std::uint32_t id = members.members().front().id;
+  EXPECT_FALSE(members.lost(id, 1).changed);
+  EXPECT_FALSE(members.set_state(id, 1, MemberState::leaves).changed);
+  EXPECT_TRUE(members.set_state(id, 2, MemberState::draining).changed);
+  EXPECT_FALSE(members.set_state(id, 2, MemberState::draining).changed);
+  EXPECT_EQ(members.members().front().state, 1);
+  EXPECT_EQ(members.set_state(id, 2, MemberState::leaves).lost, (std::vector<Holder>{{"di-router.0", 2}}));
+  EXPECT_EQ(members.count(), 0U);
+  EXPECT_FALSE(members.lost(id, 2).changed);
+}
+
+TEST(Membership, OneModelHasOneLayoutAndOneRevision) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, prefill("0", 11), at_ms(0));
+  wire::meta_register other = prefill("1", 12);
+  EXPECT_EQ(reason(members, other), "");
+  other.self.revision.raw[0] = std::byte{2};
+  EXPECT_EQ(members.judge(other).error().code, Code::exists);
+  EXPECT_EQ(
+      reason(members, other),
+      "model demo is served by di-prefill.0 already: this one has weight revision 0200000000000000, not "
+      "0100000000000000 as di-prefill.0 has");
+  wire::meta_register laid_out = prefill("1", 12);
+  const auto layout = kv::layout_mla("mla-f32-1", 32, 4, 64);
+  ASSERT_TRUE(layout);
+  laid_out.self.layout = layout->descriptor();
+  laid_out.self.fingerprint = layout->fingerprint();
+  EXPECT_NE(reason(members, laid_out).find("this one has layout"), std::string::npos);
+  // Another model may be laid out as it likes, and the model may change when nobody serves it.
+  laid_out.self.model = "other";
+  EXPECT_EQ(reason(members, laid_out), "");
+  wire::meta_register upgraded = prefill("0", 13);
+  upgraded.self.revision.raw[0] = std::byte{2};
+  EXPECT_EQ(reason(members, upgraded), "");
+}
+
+TEST(Membership, MalformedRegistrationsAreRefusedWithTheRule) {
+  Membership members({}, 1);
+  const auto with = [](auto change) {
+    wire::meta_register message = prefill("0", 11);
+    change(message);
+    return message;
+  };
+  for (const char* name : {"di-prefill.a/../b", "di-prefill.a/b", "di-prefill.a:b", "di-prefill.",
+                           "di-prefill", "", "di-prefill.a\nb", "di-decode.0", "di-prefill.a.b"}) {
+    EXPECT_NE(reason(members, with([&](auto& m) { m.self.instance = name; })), "") << name;
+  }
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.instance = "di-prefill." + std::string(300, 'x'); })),
+            "");
+  for (const char* name : {"di-prefill.0", "di-prefill.host0", "di-prefill.a-b_C9"}) {
+    EXPECT_EQ(reason(members, with([&](auto& m) { m.self.instance = name; })), "") << name;
+  }
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.program = m.self.instance = "di-other"; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.role = "host"; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.host = ""; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.host = "a b"; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.control = ""; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.ranks = 0; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.ranks = 2000; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.model = ""; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.state = 2; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.layout.pop_back(); })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.fingerprint.raw[0] ^= std::byte{1}; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.boot = 0; })), "");
+  EXPECT_EQ(members.count(), 0U);
+}
+
+TEST(Membership, TheFleetIsBounded) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  for (std::size_t i = 0; i < members_max; ++i) {
+    const auto admission = members.judge(router(std::to_string(i), i + 1));
+    ASSERT_TRUE(admission);
+    members.admit(*admission, at_ms(0));
+  }
+  const auto refused = members.judge(router("more", 1));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::no_space);
+  EXPECT_TRUE(members.judge(router("7", 1)));  // a restart of one that is in
+}
+
+}  // namespace
+}  // namespace di::directory
