@@ -1,0 +1,86 @@
+#include "account/journal.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <vector>
+
+namespace di::account {
+namespace {
+
+std::string scratch(const std::string& name) {
+  const std::string dir = testing::TempDir() + "di-journal-" + std::to_string(getpid()) + "-" + name;
+  unlink((dir + "/charges.jsonl").c_str());
+  return dir;
+}
+
+Charge charge(std::int64_t tokens) {
+  Charge out = charge_open(5);
+  out.tenant = "a\"b";
+  out.output_tokens = tokens;
+  return out;
+}
+
+std::vector<std::int64_t> tokens_in(const std::string& dir, std::uint64_t damaged = 0) {
+  std::vector<std::int64_t> out;
+  const auto counts = journal_read(dir, [&](const Charge& c) { out.push_back(c.output_tokens); });
+  EXPECT_TRUE(counts);
+  if (!counts) return out;
+  EXPECT_EQ(counts->records, out.size());
+  EXPECT_EQ(counts->damaged, damaged);
+  return out;
+}
+
+TEST(Journal, KeepsRecordsAcrossReopening) {
+  const std::string dir = scratch("reopen");
+  for (int i = 0; i < 2; ++i) {
+    auto journal = Journal::open(dir);
+    ASSERT_TRUE(journal) << journal.error().message;
+    ASSERT_TRUE(journal->append(charge(7 + i)));
+  }
+  EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{7, 8}));
+}
+
+TEST(Journal, CutLineHarmsNoOther) {
+  const std::string dir = scratch("cut");
+  {
+    auto journal = Journal::open(dir);
+    ASSERT_TRUE(journal);
+    ASSERT_TRUE(journal->append(charge(1)));
+    ASSERT_TRUE(journal->append(charge(2)));
+  }
+  const std::string path = dir + "/charges.jsonl";
+  std::ifstream in(path);
+  const std::string whole((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  // A crash after some byte of the second record, near its end after each.
+  const std::size_t first = whole.find('\n') + 1;
+  for (std::size_t keep = first; keep < whole.size(); keep += keep + 12 < whole.size() ? 11 : 1) {
+    ASSERT_EQ(truncate(path.c_str(), 0), 0);
+    std::ofstream(path) << whole.substr(0, keep);
+    EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{1})) << keep;
+    auto journal = Journal::open(dir);
+    ASSERT_TRUE(journal);
+    ASSERT_TRUE(journal->append(charge(3)));
+    const bool only_newline_missing = keep + 1 == whole.size();
+    const auto expected =
+        only_newline_missing ? std::vector<std::int64_t>{1, 2, 3} : std::vector<std::int64_t>{1, 3};
+    EXPECT_EQ(tokens_in(dir, keep > first && !only_newline_missing ? 1 : 0), expected) << keep;
+  }
+}
+
+TEST(Journal, EndlessLineIsOneDamagedRecord) {
+  const std::string dir = scratch("endless");
+  ASSERT_TRUE(Journal::open(dir));
+  std::ofstream(dir + "/charges.jsonl") << std::string(300'000, 'x') << "\n"
+                                        << charge_json(charge(4)) << "\n";
+  EXPECT_EQ(tokens_in(dir, 1), (std::vector<std::int64_t>{4}));
+}
+
+TEST(Journal, ErrorsNameThePath) {
+  EXPECT_NE(Journal::open("/proc/no/such").error().message.find("/proc/no/such"), std::string::npos);
+  EXPECT_EQ(journal_read("/no/such", [](const Charge&) {}).error().code, Code::not_found);
+}
+
+}  // namespace
+}  // namespace di::account
