@@ -35,4 +35,20 @@ Result<std::string> file_read(const std::string& path, std::size_t bytes_max) {
   return text;
 }
 
+Status file_write(const std::string& path, std::string_view text) {
+  const std::string beside = path + ".new";
+  const Fd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd.valid()) return errno_error(beside);
+  while (!text.empty()) {
+    const ssize_t put = ::write(fd.get(), text.data(), text.size());
+    if (put < 0) {
+      if (errno == EINTR) continue;
+      return errno_error(beside);
+    }
+    text.remove_prefix(static_cast<std::size_t>(put));
+  }
+  if (::rename(beside.c_str(), path.c_str()) != 0) return errno_error(path);
+  return {};
+}
+
 }  // namespace di

@@ -427,6 +427,10 @@ Result<std::unique_ptr<Engine>> cpu_engine_create(CpuOptions options) {
   if (options.block_tokens == 0) options.block_tokens = std::uint64_t{entry_bytes} * shape->layers < 4096 ? 32 : 64;
   auto layout = kv::layout_mla(f32 ? "mla-f32-1" : "mla-bf16-1", options.block_tokens, shape->layers, entry_bytes);
   if (!layout) return layout.error().in(options.folder);
+  if (options.pool_bytes > 0) {
+    const std::uint64_t blocks = options.pool_bytes / layout->block_bytes();
+    options.pool_blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, 1u << 30));
+  }
   Result<CpuPool> pool = CpuPool::create(*layout, options.pool_blocks);
   if (!pool) return pool.error();
 

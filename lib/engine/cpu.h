@@ -28,6 +28,7 @@ struct CpuOptions {
   std::string folder;                        // a Hugging Face folder: config.json and safetensors
   std::string model;                         // served name; empty: the last part of `folder`
   std::uint32_t pool_blocks = 1024;
+  std::uint64_t pool_bytes = 0;              // when not 0: as many blocks as fit, instead of pool_blocks
   std::uint32_t sequences_max = 64;
   std::uint32_t block_tokens = 0;            // 0: 32 when a token has less than 4 KiB of KV, else 64
   std::uint32_t context_tokens_max = 0;      // 0: what the model allows

@@ -29,5 +29,13 @@ TEST(File, SaysWhatIsWrong) {
   EXPECT_EQ(folder.error().code, Code::invalid);
 }
 
+TEST(FileWrite, ReplacesAsAWhole) {
+  const std::string path = testing::TempDir() + "di-file-write";
+  ASSERT_TRUE(file_write(path, "first, longer text"));
+  ASSERT_TRUE(file_write(path, "second"));
+  EXPECT_EQ(*file_read(path, 100), "second");
+  EXPECT_EQ(file_write("/nonexistent/x", "").error().code, Code::not_found);
+}
+
 }  // namespace
 }  // namespace di
