@@ -37,8 +37,7 @@ class Row {
   Row& boolean(std::string_view name, bool value);
   Row& json(std::string_view name, std::string value);
   template <std::integral T>
-    requires(!std::same_as<T, bool>)
-  Row& number(std::string_view name, T value) {
+  requires(!std::same_as<T, bool>) Row& number(std::string_view name, T value) {
     return number_text(name, std::to_string(value));
   }
   Row& number(std::string_view name, double value);

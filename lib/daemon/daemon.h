@@ -136,11 +136,11 @@ class Daemon {
 // What parse() found out; carries how to read the configuration again.
 struct Startup {
   Description about;
-  std::string file;                    // empty: defaults
+  std::string file;  // empty: defaults
   std::vector<std::string> overrides;
   int ready_fd = -1;
   int verbose = 0;
-  bool accept_unregistered = false;    // set by di-meta before run()
+  bool accept_unregistered = false;  // set by di-meta before run()
   CommonConfig common;
   // Reads file and overrides again.  The rows belong to the std::any, a shared_ptr to the struct.
   struct Reading {
@@ -185,7 +185,8 @@ Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(co
     bind(reading.params, *config);
     load(reading, flags);
     if (reading.errors.empty() && validate != nullptr) {
-      if (const Status status = validate(*config); !status.ok()) reading.errors.push_back(status.error().message);
+      if (const Status status = validate(*config); !status.ok())
+        reading.errors.push_back(status.error().message);
     }
     reading.config = config;
     return reading;

@@ -42,7 +42,8 @@ FaultAction fault(FaultPoint point);
 // Syntax only; the message names what is wrong.
 [[nodiscard]] Status fault_check(const std::string& spec);
 // Arms `spec` for `instance`; faults that fired before stay off.
-[[nodiscard]] Status fault_arm(const std::string& spec, const std::string& run_dir, const std::string& instance);
+[[nodiscard]] Status fault_arm(const std::string& spec, const std::string& run_dir,
+                               const std::string& instance);
 // All places, for `di-ctl show faults`.
 [[nodiscard]] std::vector<FaultState> fault_states();
 // For tests: forgets counts and what is armed.

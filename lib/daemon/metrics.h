@@ -56,7 +56,8 @@ class Metrics {
                     Labels labels = {});
   void gauge_from(std::string_view name, std::string_view help, std::function<std::int64_t()> read,
                   Labels labels = {});
-  void histogram_from(std::string_view name, std::string_view help, const Histogram& cells, Labels labels = {});
+  void histogram_from(std::string_view name, std::string_view help, const Histogram& cells,
+                      Labels labels = {});
 
   // Something that is acquired and must be given back: seats, blocks, pins, leases, tickets,
   // reservations, requests in flight, pending write-backs.  Shown by `show gauges` with its

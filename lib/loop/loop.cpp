@@ -29,7 +29,8 @@ std::chrono::steady_clock::time_point steady_at(Instant at) {
 }  // namespace
 
 struct Timer::Impl {
-  Impl(Loop& l, TimerKind k, std::string_view n, Callback c) : loop(l), kind(k), name(n), callback(std::move(c)) {}
+  Impl(Loop& l, TimerKind k, std::string_view n, Callback c)
+      : loop(l), kind(k), name(n), callback(std::move(c)) {}
 
   Loop& loop;
   const TimerKind kind;
@@ -97,7 +98,8 @@ struct Loop::Impl {
   void run_due(TimerKind kind) {
     Queue& timers = queue(kind);
     const Instant now = time_of(kind);
-    for (int i = 0; i < loop_turn_handlers_max && !timers.empty() && timers.begin()->first.first <= now.ns; ++i) {
+    for (int i = 0; i < loop_turn_handlers_max && !timers.empty() && timers.begin()->first.first <= now.ns;
+         ++i) {
       const std::shared_ptr<Timer::Impl> timer = timers.begin()->second;
       const Instant at{timer->key.first};
       disarm(*timer);
@@ -294,7 +296,8 @@ struct Watch::Impl {
     bool waiting = false;
   };
 
-  static void wait(const std::shared_ptr<Impl>& self, Side& side, asio::posix::stream_descriptor::wait_type type) {
+  static void wait(const std::shared_ptr<Impl>& self, Side& side,
+                   asio::posix::stream_descriptor::wait_type type) {
     if (side.waiting || !self->alive || !side.callback) return;
     side.waiting = true;
     self->stream.async_wait(type, [self, &side, type](const boost::system::error_code& error) {

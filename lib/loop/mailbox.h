@@ -26,7 +26,8 @@ namespace di::loop {
 template <class T>
 class Mailbox {
  public:
-  explicit Mailbox(std::size_t capacity) : capacity_(capacity), event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  explicit Mailbox(std::size_t capacity)
+      : capacity_(capacity), event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     DI_ASSERT(capacity > 0);
     DI_ASSERT(event_.valid());
   }

@@ -43,6 +43,8 @@ namespace di::net {
 inline constexpr std::size_t peers_max = 4096;
 inline constexpr Duration heartbeat_every = seconds(1);
 inline constexpr Duration peer_lost_after = seconds(3);
+// Pause before a broken connection to a member that is still listed is tried again.
+inline constexpr Duration reconnect_after = milliseconds(100);
 
 using PeerId = std::uint32_t;  // the instance number that di-meta hands out; 0: not registered
 using wire::Member;
@@ -92,6 +94,9 @@ class Endpoint {
   struct Options {
     bool accept_unregistered = false;  // true in di-meta: messages with sender 0 reach their handler
     std::function<bool(const Member&, const Member&)> linked = net::linked;
+    // Shorter in tests.
+    Duration heartbeat = heartbeat_every;
+    Duration lost_after = peer_lost_after;
   };
 
   // `transport` outlives the endpoint and belongs to the same loop.

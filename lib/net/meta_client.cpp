@@ -1,0 +1,123 @@
+#include "net/meta_client.h"
+
+#include <optional>
+
+#include "base/crypto.h"
+#include "base/log.h"
+
+namespace di::net {
+
+namespace {
+
+// Between two registrations that di-meta answered with `busy`.
+constexpr Duration register_again_after = milliseconds(500);
+
+}  // namespace
+
+struct MetaClient::Impl {
+  Impl(loop::Loop& loop, Endpoint& e, Member s, Events v)
+      : endpoint(e),
+        self(std::move(s)),
+        events(std::move(v)),
+        boot(random_u64()),
+        again(loop, loop::TimerKind::liveness, "register again", [this] { register_self(); }) {}
+
+  // On the peer when it is up, else on the connection that was just established.
+  void register_self() {
+    const wire::meta_register message{self, boot};
+    if (endpoint.up(meta_id)) {
+      static_cast<void>(endpoint.send(meta_id, message));
+    } else if (first) {
+      static_cast<void>(endpoint.reply(*first, message));
+    }
+  }
+
+  void answered(const Incoming& in, const wire::meta_registered& answer) {
+    const Code code = static_cast<Code>(answer.code);
+    if (code == Code::busy) {
+      again.start_after(register_again_after);
+      return;
+    }
+    if (code != Code::ok) {
+      const Error error{code, 0, "di-meta refused " + self.instance + ": " + answer.reason};
+      if (events.refused) {
+        events.refused(error);
+      } else {
+        log_error("net", "registration refused", {{"reason", answer.reason}});
+      }
+      return;
+    }
+    if (self.id != 0 && (answer.id != self.id || answer.generation != self.generation)) {
+      // Everything we told our peers carries the old numbers.
+      const Error error{Code::stale, 0, "di-meta issued another generation to a running instance"};
+      if (events.refused) events.refused(error);
+      return;
+    }
+    const bool first_time = self.id == 0;
+    self.id = answer.id;
+    self.generation = answer.generation;
+    endpoint.identify(self, answer.cluster);
+    meta_id = in.header.sender;
+    endpoint.greet_bootstrap();
+    if (first_time) {
+      log_info("net", "registered", {{"id", self.id}, {"generation", self.generation}});
+      if (events.registered) events.registered(answer);
+    }
+  }
+
+  Endpoint& endpoint;
+  Member self;
+  Events events;
+  const std::uint64_t boot;
+  std::optional<From> first;  // the connection of the registration
+  PeerId meta_id = 0;
+  std::uint64_t epoch = 0;
+  std::uint32_t epoch_generation = 0;  // di-meta's, whose epochs start over
+  loop::Timer again;
+};
+
+MetaClient::MetaClient(loop::Loop& loop, Endpoint& endpoint, const std::string& meta_endpoint, Member self,
+                       Events events)
+    : impl_(std::make_unique<Impl>(loop, endpoint, std::move(self), std::move(events))) {
+  Impl* impl = impl_.get();
+  endpoint.on<wire::meta_registered>(
+      [impl](const Incoming& in, const wire::meta_registered& answer) { impl->answered(in, answer); });
+  endpoint.on<wire::meta_members>([impl](const Incoming& in, const wire::meta_members& list) {
+    const bool same = in.header.sender_generation == impl->epoch_generation;
+    if (same && list.epoch < impl->epoch) return;
+    impl->epoch = list.epoch;
+    impl->epoch_generation = in.header.sender_generation;
+    impl->endpoint.set_members(list.members);
+    if (impl->events.members) impl->events.members(list.members);
+  });
+  endpoint.set_bootstrap(meta_endpoint, [impl](const From& from) {
+    impl->first = from;
+    impl->register_self();
+  });
+}
+
+MetaClient::~MetaClient() = default;
+
+void MetaClient::publish(Member self) {
+  self.id = impl_->self.id;
+  self.generation = impl_->self.generation;
+  impl_->self = std::move(self);
+  impl_->register_self();
+}
+
+void MetaClient::set_state(std::uint8_t state) {
+  impl_->self.state = state;
+  if (impl_->endpoint.up(impl_->meta_id)) {
+    static_cast<void>(impl_->endpoint.send(impl_->meta_id, wire::meta_state{state}));
+  }
+}
+
+PeerId MetaClient::meta() const {
+  return impl_->endpoint.up(impl_->meta_id) ? impl_->meta_id : 0;
+}
+
+bool MetaClient::registered() const {
+  return impl_->self.id != 0;
+}
+
+}  // namespace di::net

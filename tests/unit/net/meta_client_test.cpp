@@ -1,0 +1,134 @@
+#include "net/meta_client.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tests/unit/net/fleet.h"
+
+namespace di::net {
+namespace {
+
+// As much of di-meta as the client needs.
+struct Meta {
+  Meta(loop::Loop& loop, Net& net, std::uint32_t generation)
+      : node(loop, net, member(1, generation, "di-meta.0"), [] {
+          Endpoint::Options options;
+          options.accept_unregistered = true;
+          return options;
+        }()) {
+    node.endpoint.on<wire::meta_register>([this](const Incoming& in, const wire::meta_register& message) {
+      ++registrations;
+      wire::meta_registered answer;
+      answer.cluster = 7;
+      if (!refuse.empty()) {
+        answer.code = static_cast<std::uint16_t>(Code::exists);
+        answer.reason = refuse;
+        EXPECT_TRUE(node.endpoint.reply(in.from, answer).ok());
+        return;
+      }
+      Member m = message.self;
+      m.id = m.instance == "di-router.0" ? 2 : 3;
+      if (m.generation == 0) m.generation = ++last_generation;
+      answer.id = m.id;
+      answer.generation = m.generation;
+      members[m.id] = m;
+      node.endpoint.set_members(list());
+      EXPECT_TRUE(node.endpoint.reply(in.from, answer).ok());
+      publish();
+    });
+    node.endpoint.on_peer_up([this](const Member&) { publish(); });
+  }
+  std::vector<Member> list() {
+    std::vector<Member> all{node.self};
+    for (const auto& [id, m] : members) all.push_back(m);
+    return all;
+  }
+  void publish() {
+    ++epoch;
+    for (const Member* peer : node.endpoint.peers_up()) {
+      EXPECT_TRUE(node.endpoint.send(peer->id, wire::meta_members{epoch, list()}).ok());
+    }
+  }
+
+  Node node;
+  std::map<PeerId, Member> members;
+  std::uint32_t last_generation = 100;
+  std::uint64_t epoch = 0;
+  int registrations = 0;
+  std::string refuse;
+};
+
+struct Client {
+  Client(loop::Loop& loop, Net& net, const std::string& instance)
+      : node(loop, net, member(0, 0, instance)),
+        meta(loop, node.endpoint, net.address("di-meta.0"), node.self,
+             {.registered = [this](const wire::meta_registered&) { ++registered; },
+              .refused = [this](const Error& error) { refused = error.message; },
+              .members = {}}) {}
+  Node node;
+  int registered = 0;
+  std::string refused;
+  MetaClient meta;
+};
+
+class MetaClientTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == "zmq" && !zmq_testable)
+      GTEST_SKIP() << "libzmq is not instrumented for the thread sanitizer";
+    net = make_net(GetParam());
+  }
+  bool wait(const std::function<bool()>& done) { return loop.run_until(done, patience); }
+  loop::Loop loop;
+  std::unique_ptr<Net> net;
+};
+
+TEST_P(MetaClientTest, RegistersBeforeMetaIsThereAndMeetsItsPeers) {
+  Client router(loop, *net, "di-router.0");
+  Client decode(loop, *net, "di-decode.0");
+  EXPECT_FALSE(router.meta.registered());
+  Meta meta(loop, *net, 50);
+  ASSERT_TRUE(wait([&] { return router.node.endpoint.up(3) && decode.node.endpoint.up(2); }));
+  EXPECT_EQ(router.registered, 1);
+  EXPECT_EQ(router.node.endpoint.self().id, 2u);
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 1; }));
+  ASSERT_TRUE(wait([&] { return meta.node.endpoint.up(2) && meta.node.endpoint.up(3); }));
+}
+
+TEST_P(MetaClientTest, KeepsItsGenerationAndItsPeersAcrossARestartOfMeta) {
+  Client router(loop, *net, "di-router.0");
+  Client decode(loop, *net, "di-decode.0");
+  auto meta = std::make_unique<Meta>(loop, *net, 50);
+  ASSERT_TRUE(wait(
+      [&] { return router.node.endpoint.up(3) && decode.node.endpoint.up(2) && router.meta.meta() == 1; }));
+  const std::uint32_t generation = router.node.endpoint.self().generation;
+  meta.reset();
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 0 && decode.meta.meta() == 0; }));
+  EXPECT_TRUE(router.node.endpoint.up(3)) << "the fleet goes on";
+  meta = std::make_unique<Meta>(loop, *net, 51);
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 1 && decode.meta.meta() == 1; }));
+  EXPECT_EQ(router.node.endpoint.self().generation, generation);
+  EXPECT_EQ(router.registered, 1);
+  EXPECT_EQ(meta->members[2].generation, generation);
+  EXPECT_EQ(router.node.log.find("-3/"), std::string::npos) << router.node.log;
+}
+
+TEST_P(MetaClientTest, RefusalIsReportedAndNotRepeatedUntilSomethingChanged) {
+  Meta meta(loop, *net, 50);
+  meta.refuse = "another layout for this model";
+  Client router(loop, *net, "di-router.0");
+  ASSERT_TRUE(wait([&] { return !router.refused.empty(); }));
+  EXPECT_EQ(router.refused, "di-meta refused di-router.0: another layout for this model");
+  EXPECT_FALSE(router.meta.registered());
+  meta.refuse.clear();
+  router.meta.publish(router.node.self);
+  ASSERT_TRUE(wait([&] { return router.meta.registered(); }));
+  EXPECT_EQ(meta.registrations, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, MetaClientTest, testing::Values("inproc", "zmq"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace di::net
