@@ -48,6 +48,8 @@ Json::Json(std::uint64_t value) {
 
 Result<Json> Json::parse(std::string_view text) {
   if (text.size() > json_bytes_max) return Error{Code::invalid, 0, "JSON text is too long"};
+  // The library copies from the pointer, which an empty view may not have.
+  if (text.empty()) return Error{Code::invalid, 0, "JSON text is empty"};
   thread_local simdjson::dom::parser parser(json_bytes_max);
   if (parser.max_depth() != json_depth_max) {
     if (parser.allocate(64 << 10, json_depth_max) != simdjson::SUCCESS) {

@@ -133,9 +133,8 @@ TEST(Utf8Assembler, A02ACutInsideACharacterEndsInAMark) {
 // cut in two at each place: the same text, equal to the reference, and never more held than could
 // still become a character.
 TEST(Utf8Assembler, EveryShortStringAndEveryCut) {
-  const std::vector<unsigned char> alphabet = {0x00, 0x41, 0x7f, 0x80, 0x8f, 0x90, 0x9f,
-                                               0xa0, 0xbf, 0xc0, 0xc2, 0xdf, 0xe0, 0xe1,
-                                               0xed, 0xef, 0xf0, 0xf1, 0xf4, 0xf5, 0xff};
+  const std::vector<unsigned char> alphabet = {0x41, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc1,
+                                               0xc2, 0xe0, 0xe1, 0xed, 0xf0, 0xf1, 0xf4, 0xf5};
   std::string bytes;
   std::size_t failures = 0;
   const auto check = [&] {

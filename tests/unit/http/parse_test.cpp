@@ -167,7 +167,7 @@ TEST(RequestParser, WhatTwoReadersCouldReadDifferently) {
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: di\r\nX: a\r\n b\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\n Host: di\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: di\r\nX:\r\n\tb\r\n\r\n"), 400);
-  EXPECT_EQ(status_of(std::string("GET / HTTP/1.1\r\nHost: di\r\nX: a\0b\r\n\r\n", 40)), 400);
+  EXPECT_EQ(status_of(std::string("GET / HTTP/1.1\r\nHost: di\r\nX: a") + '\0' + "b\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: di\r\nX: a\vb\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: di\r\nX: a\x7f\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\n\r\n"), 400);
