@@ -1,0 +1,98 @@
+// tests/unit/store/memory_disk.h: a Disk in memory that can do what disks do: fail, tear a write, lie
+// about a flush, flip a bit, and lose what was not flushed when the power goes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+#include "store/disk.h"
+
+namespace di::store {
+
+class MemoryDisk final : public Disk {
+ public:
+  explicit MemoryDisk(std::uint64_t bytes) : now_(bytes), durable_(bytes) {}
+
+  [[nodiscard]] std::uint64_t bytes() const override { return now_.size(); }
+
+  Status read(std::uint64_t offset, MutableByteView to) override {
+    ++reads;
+    if (fail_read_in && (*fail_read_in)-- == 0) return Error{Code::io, 5, "read: Input/output error"};
+    if (short_read_in && (*short_read_in)-- == 0) {
+      std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size() / 2, to.begin());
+      return Error{Code::io, 0, "read: the file is shorter than it was"};
+    }
+    std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
+    return {};
+  }
+
+  Status write(std::uint64_t offset, ByteView from) override {
+    ++writes;
+    if (fail_write_in && (*fail_write_in)-- == 0) return Error{Code::io, 5, "write: Input/output error"};
+    if (tear_write_in && (*tear_write_in)-- == 0) {
+      apply(offset, from.first(std::min(from.size(), tear_after_bytes)));
+      return Error{Code::io, 5, "write: Input/output error"};
+    }
+    apply(offset, from);
+    return {};
+  }
+
+  Status flush() override {
+    ++flushes;
+    if (fail_flush) return Error{Code::io, 5, "fdatasync: Input/output error"};
+    if (lose_flushes) return {};
+    for (const auto& [offset, bytes] : unflushed_) {
+      std::copy(bytes.begin(), bytes.end(), durable_.begin() + static_cast<std::ptrdiff_t>(offset));
+    }
+    unflushed_.clear();
+    return {};
+  }
+
+  // The power goes: each write since the last flush is there, not there, or there in part (sectors of 512
+  // bytes).
+  void power_loss(Rng& rng) {
+    now_ = durable_;
+    for (const auto& [offset, bytes] : unflushed_) {
+      const double luck = rng.uniform();
+      if (luck < 0.4) continue;
+      for (std::size_t sector = 0; sector < bytes.size(); sector += 512) {
+        if (luck < 0.7 && rng.chance(0.3)) continue;
+        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(sector), 512,
+                    now_.begin() + static_cast<std::ptrdiff_t>(offset + sector));
+      }
+    }
+    durable_ = now_;
+    unflushed_.clear();
+  }
+
+  void flip_bit(std::uint64_t offset, int bit) { now_[offset] ^= std::byte{1} << bit; }
+  [[nodiscard]] const Bytes& image() const { return now_; }
+  void set_image(Bytes image) { now_ = durable_ = std::move(image); }
+
+  std::optional<std::uint64_t> fail_read_in;  // 0: the next one
+  std::optional<std::uint64_t> short_read_in;
+  std::optional<std::uint64_t> fail_write_in;
+  std::optional<std::uint64_t> tear_write_in;
+  std::size_t tear_after_bytes = 0;
+  bool fail_flush = false;
+  bool lose_flushes = false;
+  std::uint64_t reads = 0;
+  std::uint64_t writes = 0;
+  std::uint64_t flushes = 0;
+
+ private:
+  void apply(std::uint64_t offset, ByteView from) {
+    std::copy(from.begin(), from.end(), now_.begin() + static_cast<std::ptrdiff_t>(offset));
+    unflushed_.emplace_back(offset, Bytes(from.begin(), from.end()));
+  }
+
+  Bytes now_;
+  Bytes durable_;
+  std::vector<std::pair<std::uint64_t, Bytes>> unflushed_;
+};
+
+}  // namespace di::store

@@ -1,0 +1,142 @@
+// tests/unit/store/shelf.h: a volume with its disk and its I/O in one thread, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/checksum.h"
+#include "base/crypto.h"
+#include "store/io.h"
+#include "store/volume.h"
+#include "tests/unit/store/memory_disk.h"
+
+namespace di::store {
+
+// The payload that a page has in these tests: a function of its stripe and length, different in every 4 KiB.
+inline Bytes payload_of(const kv::Layout& layout, std::uint64_t stripe, std::uint32_t blocks) {
+  Rng rng(stripe * 977 + blocks);
+  Bytes bytes(layout.page_bytes(blocks));
+  for (std::size_t at = 0; at < 4096; at += 8) put_le<std::uint64_t>(&bytes[at], rng.next());
+  for (std::size_t at = 4096; at < bytes.size(); at += 4096) {
+    std::copy_n(bytes.begin(), 4096, bytes.begin() + static_cast<std::ptrdiff_t>(at));
+    put_le<std::uint64_t>(&bytes[at + 8 * (at / 4096 % 512)], rng.next());
+  }
+  return bytes;
+}
+
+inline wire::PutPage page_of(const kv::Layout& layout, std::uint64_t stripe, std::uint32_t blocks) {
+  const Bytes payload = payload_of(layout, stripe, blocks);
+  wire::PutPage page;
+  page.parent.raw = sha256(as_bytes("parent" + std::to_string(stripe)));
+  for (std::uint32_t block = 0; block < blocks; ++block) {
+    page.keys.push_back(Key{sha256(as_bytes(std::to_string(stripe) + "/" + std::to_string(block)))});
+  }
+  for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+    page.crcs.push_back(crc32c(ByteView(payload).subspan(layout.segment_offset(group, blocks),
+                                                         layout.segment_bytes(group, blocks))));
+  }
+  page.bytes = payload.size();
+  return page;
+}
+
+inline Shard shard_of(const kv::Layout& layout, std::uint64_t stripe, std::uint32_t blocks) {
+  auto shard = shard_make(layout, stripe, 0, {page_of(layout, stripe, blocks)});
+  EXPECT_TRUE(shard.ok());
+  return *std::move(shard);
+}
+
+struct Shelf {
+  explicit Shelf(std::uint64_t volume_bytes, std::uint64_t segment_bytes,
+                 kv::Layout kv_layout = kv::layout_v41())
+      : layout(std::move(kv_layout)), disk(volume_bytes) {
+    Uuid uuid{};
+    uuid[0] = std::byte{42};
+    EXPECT_TRUE(Volume::format(disk, {segment_bytes, uuid}).ok());
+    reopen();
+  }
+
+  // The process is gone; the disk stays as it is.
+  void reopen() {
+    volume.reset();
+    broken = false;
+    auto opened = Volume::open(disk);
+    ASSERT_TRUE(opened.ok()) << opened.error().message;
+    volume = *std::move(opened);
+  }
+
+  Status put(std::uint64_t stripe, std::uint32_t blocks) {
+    const Shard shard = shard_of(layout, stripe, blocks);
+    Result<Put> begun = volume->put_begin(shard);
+    if (!begun) return begun.error();
+    const PutOutcome outcome = run(*begun, blocks);
+    volume->put_end(*begun, outcome);
+    return outcome.status;
+  }
+  PutOutcome run(const Put& put, std::uint32_t blocks) {
+    return put_run(
+        disk, put,
+        [&](MutableByteView to) -> Status {
+          const Bytes payload = payload_of(layout, put.header.shard.stripe, blocks);
+          std::copy(payload.begin(), payload.end(), to.begin());
+          return {};
+        },
+        scratch, broken);
+  }
+
+  // The payload of a column, read as a store daemon reads it.
+  Result<Bytes> get(std::uint64_t stripe, std::uint16_t column = 0) {
+    Result<Read> read = volume->read_begin(stripe, column);
+    if (!read) return read.error();
+    Result<Bytes> bytes = get(*read);
+    volume->read_end(*read);
+    return bytes;
+  }
+  Result<Bytes> get(const Read& read) {
+    Result<SlotHeader> header = read_header(disk, read, scratch);
+    if (!header) return header.error();
+    Bytes bytes;
+    for (std::uint32_t group = 0; group < header->shard.segments.size(); ++group) {
+      const MutableByteView to = scratch.first(header->shard.segments[group]);
+      DI_TRY(read_segment(disk, read, *header, group, to));
+      bytes.insert(bytes.end(), to.begin(), to.end());
+    }
+    return bytes;
+  }
+
+  Status sync() {
+    std::optional<Sync> begun = volume->sync_begin();
+    if (!begun) return {};
+    Status status = sync_run(disk, *begun, scratch, broken);
+    volume->sync_end(status);
+    return status;
+  }
+  void sync_until_clean() {
+    for (int turn = 0; turn < 4 && !volume->clean(); ++turn) ASSERT_TRUE(sync().ok());
+    ASSERT_TRUE(volume->clean());
+  }
+
+  std::vector<std::uint64_t> stripes() {
+    std::vector<Read> reads;
+    SlotAddress from;
+    while (volume->list(from, reads.size() + 7, reads)) {
+    }
+    std::vector<std::uint64_t> out;
+    for (const Read& read : reads) {
+      out.push_back(read.stripe);
+      volume->read_end(read);
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+  kv::Layout layout;
+  MemoryDisk disk;
+  std::unique_ptr<Volume> volume;
+  AlignedBuffer scratch;
+  bool broken = false;
+};
+
+}  // namespace di::store
