@@ -52,16 +52,15 @@ class MemoryDisk final : public Disk {
     return {};
   }
 
-  // The power goes: each write since the last flush is there, not there, or there in part (sectors of 512
-  // bytes).
+  // The power goes: each write since the last flush is there, not there, or there in part.
   void power_loss(Rng& rng) {
     now_ = durable_;
     for (const auto& [offset, bytes] : unflushed_) {
       const double luck = rng.uniform();
       if (luck < 0.4) continue;
-      for (std::size_t sector = 0; sector < bytes.size(); sector += 512) {
+      for (std::size_t sector = 0; sector < bytes.size(); sector += static_cast<std::size_t>(sector_bytes)) {
         if (luck < 0.7 && rng.chance(0.3)) continue;
-        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(sector), 512,
+        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(sector), sector_bytes,
                     now_.begin() + static_cast<std::ptrdiff_t>(offset + sector));
       }
     }
@@ -78,6 +77,7 @@ class MemoryDisk final : public Disk {
   std::optional<std::uint64_t> fail_write_in;
   std::optional<std::uint64_t> tear_write_in;
   std::size_t tear_after_bytes = 0;
+  std::ptrdiff_t sector_bytes = 512;  // what the device writes at once
   bool fail_flush = false;
   bool lose_flushes = false;
   std::uint64_t reads = 0;
