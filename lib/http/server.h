@@ -126,7 +126,8 @@ class Server {
   // Ends a stream, with `last` as its last chunk if not empty.
   bool finish(ExchangeId id, std::string_view last = {});
   // Ends a stream without the terminating chunk, after `last` (an error event): the client sees a
-  // truncated body.  On an exchange that is not streaming it closes the connection without an answer.
+  // truncated body (an HTTP/1.0 client cannot tell: its body ends with the connection).  On an
+  // exchange that is not streaming it closes the connection without an answer.
   bool abort(ExchangeId id, std::string_view last = {});
 
   // Bytes of this exchange that the kernel has not taken yet.
