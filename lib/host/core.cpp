@@ -1,0 +1,497 @@
+#include "host/core.h"
+
+#include <algorithm>
+
+namespace di::host {
+
+PeerKind peer_kind(std::string_view program, std::string_view role) {
+  if (program == "di-router") return PeerKind::router;
+  if (program == "di-meta") return PeerKind::meta;
+  if (program == "di-prefill" || program == "di-decode") return PeerKind::rank;
+  if (program == "di-kvd") return role == "store" ? PeerKind::store : PeerKind::host;
+  return PeerKind::other;
+}
+
+Core::Core(const Options& options, ArenaPort& port)
+    : options_(options),
+      entries_(options.entries_max),
+      pages_(options.arena, port),
+      fetches_(options.fetch, pages_, entries_, port, *this, next_tag_, out_),
+      writeback_(options.writeback, pages_, *this, next_tag_, out_),
+      handovers_(options.handover, pages_, entries_, port, *this, out_) {}
+
+void Core::set_self(const Peer& self) {
+  DI_ASSERT(claims_.empty() && pages_.all().empty());
+  options_.self = self;
+}
+
+std::optional<Peer> Core::up(const std::string& instance, PeerKind kind) const {
+  const auto found = peers_.find(instance);
+  if (found == peers_.end() || found->second.kind != kind) return std::nullopt;
+  return Peer{instance, found->second.generation};
+}
+
+std::optional<Peer> Core::store_up(const std::string& instance) const {
+  return up(instance, PeerKind::store);
+}
+
+std::optional<Peer> Core::host_up(const std::string& instance) const {
+  if (instance == options_.self.instance) return options_.self;
+  return up(instance, PeerKind::host);
+}
+
+std::optional<Peer> Core::meta_up() const {
+  return meta_;
+}
+
+// ---- Peers -----------------------------------------------------------------------------------------------
+
+void Core::on_peer_up(const Peer& peer, PeerKind kind, const Now& now) {
+  if (const auto known = peers_.find(peer.instance); known != peers_.end()) {
+    if (known->second.generation == peer.generation) return;
+    on_peer_lost({peer.instance, known->second.generation}, now);
+  }
+  peers_.emplace(peer.instance, PeerState{peer.generation, kind});
+  if (kind == PeerKind::meta) {
+    meta_ = peer;
+    snapshot_due_ = true;
+  }
+  if (kind == PeerKind::store) fetches_.store_returned(peer);
+  settle(now);
+}
+
+void Core::on_peer_lost(const Peer& peer, const Now& now) {
+  const auto found = peers_.find(peer.instance);
+  if (found == peers_.end() || found->second.generation != peer.generation) return;
+  const PeerKind kind = found->second.kind;
+  peers_.erase(found);
+  switch (kind) {
+    case PeerKind::rank:
+    case PeerKind::router:
+      drop_client(peer);
+      break;
+    case PeerKind::meta:
+      meta_.reset();
+      fetches_.meta_lost(now);
+      writeback_.meta_lost(now);
+      break;
+    case PeerKind::store:
+      fetches_.store_lost(peer, now);
+      writeback_.store_lost(peer, now);
+      break;
+    case PeerKind::host:
+      handovers_.host_lost(peer);
+      break;
+    case PeerKind::other:
+      break;
+  }
+  settle(now);
+}
+
+void Core::on_attached(const Peer& peer) {
+  ++attached_[peer];
+}
+
+void Core::on_detached(const Peer& peer, const Now& now) {
+  const auto found = attached_.find(peer);
+  if (found == attached_.end()) return;
+  if (--found->second > 0) return;
+  attached_.erase(found);
+  // A process without the arena holds nothing in it: its pins go now, whatever its connection says.
+  if (up(peer.instance, PeerKind::rank) == peer) drop_client(peer);
+  pages_.writer_gone(peer);
+  fetches_.store_detached(peer, now);
+  settle(now);
+}
+
+void Core::drop_client(const Peer& client) {
+  std::set<Holder> mine;
+  for (const auto& [holder, claim] : claims_) {
+    if (holder.client == client) mine.insert(holder);
+  }
+  for (const Holder& holder : fetches_.holders()) {
+    if (holder.client == client) mine.insert(holder);
+  }
+  for (const Holder& holder : handovers_.holders()) {
+    if (holder.client == client) mine.insert(holder);
+  }
+  if (!mine.empty()) ++counters_.clients_lost;
+  for (const Holder& holder : mine) release(holder, false);
+}
+
+// ---- Messages --------------------------------------------------------------------------------------------
+
+template <class M>
+std::optional<M> Core::decode(const wire::Envelope& message) {
+  wire::Decoded<M> decoded = message.as<M>();
+  if (decoded) return std::move(*decoded);
+  ++counters_.malformed;
+  return std::nullopt;
+}
+
+void Core::on_message(const wire::Envelope& message, const Now& now) {
+  const Peer from{message.peer, message.peer_generation};
+  if (from == options_.self) {
+    from_host(from, message);
+    settle(now);
+    return;
+  }
+  const auto known = peers_.find(message.peer);
+  if (known == peers_.end() || known->second.generation != message.peer_generation) {
+    ++counters_.ignored;
+    return;
+  }
+  switch (known->second.kind) {
+    case PeerKind::rank:
+      from_rank(from, message, now);
+      break;
+    case PeerKind::router:
+      from_router(from, message, now);
+      break;
+    case PeerKind::meta:
+      from_meta(message, now);
+      break;
+    case PeerKind::store:
+      from_store(from, message, now);
+      break;
+    case PeerKind::host:
+      from_host(from, message);
+      break;
+    case PeerKind::other:
+      ++counters_.ignored;
+      break;
+  }
+  settle(now);
+}
+
+void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now& now) {
+  const Holder holder{rank, message.scope.request, message.scope.attempt};
+  switch (message.number) {
+    case wire::kv_fetch::number:
+      if (auto body = decode<wire::kv_fetch>(message)) {
+        fetches_.begin(FetchKind::fetch, holder, message.scope, std::move(body->keys), 0, now);
+        // The request is here: the fetch has pins of its own.
+        fetches_.release_prefetch(holder.request, holder.attempt);
+        for (const std::uint32_t slot : fetches_.take_sighted()) writeback_.sighted(slot);
+      }
+      break;
+    case wire::kv_release::number:
+      if (decode<wire::kv_release>(message)) release(holder, true);
+      break;
+    case wire::kv_open::number:
+      if (const auto body = decode<wire::kv_open>(message)) open(holder, message.scope, *body);
+      break;
+    case wire::kv_sealed::number:
+      if (const auto body = decode<wire::kv_sealed>(message)) seal(holder, *body);
+      break;
+    case wire::kv_expect::number:
+      if (auto body = decode<wire::kv_expect>(message)) {
+        if (handovers_.expect(holder, message.scope, *body, now)) {
+          fetches_.begin(FetchKind::expect, holder, message.scope, std::move(body->keys), 1, now);
+        }
+      }
+      break;
+    case wire::kv_handover::number:
+      if (const auto body = decode<wire::kv_handover>(message)) {
+        const auto claim = claims_.find(holder);
+        const bool tail_is_theirs =
+            claim != claims_.end() &&
+            std::count(claim->second.pins.slots.begin(), claim->second.pins.slots.end(), body->tail.slot) > 0;
+        if (body->tail.count != 0 && !tail_is_theirs) {
+          out_.push_back(
+              wire::Envelope::make(rank.instance, rank.generation,
+                                   {message.scope.request, message.scope.attempt, message.scope.rank, 0},
+                                   wire::kv_handed{body->seat, static_cast<std::uint16_t>(Code::not_found)}));
+        } else {
+          handovers_.hand_over(holder, message.scope, *body, now);
+        }
+      }
+      break;
+    default:
+      ++counters_.ignored;
+      break;
+  }
+}
+
+void Core::from_router(const Peer& router, const wire::Envelope& message, const Now& now) {
+  const Holder holder{router, message.scope.request, message.scope.attempt};
+  switch (message.number) {
+    case wire::kv_prefetch::number:
+      if (auto body = decode<wire::kv_prefetch>(message)) {
+        const auto priority = static_cast<std::uint8_t>(std::clamp<int>(body->priority, 1, 2));
+        fetches_.begin(FetchKind::prefetch, holder, message.scope, std::move(body->keys), priority, now);
+      }
+      break;
+    case wire::kv_release::number:
+      if (decode<wire::kv_release>(message)) release(holder, true);
+      break;
+    default:
+      ++counters_.ignored;
+      break;
+  }
+}
+
+void Core::from_meta(const wire::Envelope& message, const Now& now) {
+  const std::uint64_t tag = request_tag(message.scope.request);
+  switch (message.number) {
+    case wire::meta_planned::number:
+      if (const auto body = decode<wire::meta_planned>(message)) fetches_.planned(tag, *body, now);
+      break;
+    case wire::meta_put_opened::number:
+      if (const auto body = decode<wire::meta_put_opened>(message)) writeback_.put_opened(tag, *body, now);
+      break;
+    case wire::meta_put_committed::number:
+      if (const auto body = decode<wire::meta_put_committed>(message))
+        writeback_.put_committed(tag, *body, now);
+      break;
+    case wire::meta_arena_resync::number:
+      if (decode<wire::meta_arena_resync>(message)) snapshot_due_ = true;
+      break;
+    default:
+      ++counters_.ignored;
+      break;
+  }
+}
+
+void Core::from_store(const Peer& store, const wire::Envelope& message, const Now& now) {
+  switch (message.number) {
+    case wire::kv_read_done::number:
+      if (const auto body = decode<wire::kv_read_done>(message)) fetches_.read_done(store, *body, now);
+      break;
+    case wire::kv_read_cancelled::number:
+      if (const auto body = decode<wire::kv_read_cancelled>(message)) fetches_.read_cancelled(store, *body);
+      break;
+    case wire::kv_put_done::number:
+      if (const auto body = decode<wire::kv_put_done>(message)) writeback_.put_done(store, *body, now);
+      break;
+    default:
+      ++counters_.ignored;
+      break;
+  }
+}
+
+void Core::from_host(const Peer& host, const wire::Envelope& message) {
+  switch (message.number) {
+    case wire::handover_open::number:
+      if (const auto body = decode<wire::handover_open>(message)) {
+        // The seat pins every page itself now.
+        if (const auto seat = handovers_.open(host, message.scope, *body)) {
+          fetches_.release(FetchKind::expect, *seat, true);
+        }
+      }
+      break;
+    case wire::handover_opened::number:
+      if (const auto body = decode<wire::handover_opened>(message))
+        handovers_.opened(host, message.scope, *body);
+      break;
+    case wire::handover_sealed::number:
+      if (const auto body = decode<wire::handover_sealed>(message))
+        handovers_.sealed(host, message.scope, *body);
+      break;
+    case wire::handover_ack::number:
+      if (const auto body = decode<wire::handover_ack>(message))
+        handovers_.acknowledged(host, message.scope, *body);
+      break;
+    default:
+      ++counters_.ignored;
+      break;
+  }
+}
+
+void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message) {
+  wire::kv_opened answer;
+  answer.tag = message.tag;
+  if (message.page_blocks.empty() || message.page_blocks.size() > options_.grants_max) {
+    answer.code = static_cast<std::uint16_t>(Code::invalid);
+  } else if (const auto slots = pages_.take(message.page_blocks, PageState::granted); !slots) {
+    answer.code = static_cast<std::uint16_t>(slots.error().code);
+  } else {
+    Claim& claim = claims_[holder];
+    for (const std::uint32_t slot : *slots) {
+      claim.grants.insert(slot);
+      answer.slots.push_back(pages_.ref({slot, 0, pages_.at(slot).blocks, 0}));
+    }
+  }
+  if (answer.code != 0) ++counters_.grants_refused;
+  out_.push_back(wire::Envelope::make(holder.client.instance, holder.client.generation,
+                                      {scope.request, scope.attempt, scope.rank, 0}, answer));
+}
+
+void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
+  const auto found = claims_.find(holder);
+  const std::uint32_t slot = message.slot.slot;
+  const Page* page = pages_.find(slot, message.slot.generation);
+  if (found == claims_.end() || page == nullptr || !found->second.grants.contains(slot)) {
+    ++counters_.ignored;  // released meanwhile, or sealed before
+    return;
+  }
+  Claim& claim = found->second;
+  const bool tail = message.keys.empty();
+  const bool valid = tail ? page->blocks == 1 : message.keys.size() == page->blocks;
+  claim.grants.erase(slot);
+  // A page that is not what its writer says is given up; it was only a cache, and a hand-over that
+  // needs it hears not_found.
+  if (!valid || message.crcs.size() != pages_.layout().groups()) {
+    ++counters_.seals_invalid;
+    pages_.give_back(slot);
+  } else if (!pages_.matches(slot, message.crcs)) {
+    ++counters_.seals_corrupt;
+    pages_.give_back(slot);
+  } else {
+    pages_.pin(claim.pins, slot);
+    pages_.seal(slot, message.parent, message.keys, message.crcs);
+    if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse);
+  }
+  if (claim.grants.empty() && claim.pins.slots.empty()) claims_.erase(found);
+}
+
+void Core::release(const Holder& holder, bool by_client) {
+  fetches_.release(FetchKind::fetch, holder, by_client);
+  fetches_.release(FetchKind::prefetch, holder, by_client);
+  fetches_.release(FetchKind::expect, holder, by_client);
+  handovers_.release_seat(holder);
+  const auto found = claims_.find(holder);
+  if (found == claims_.end()) return;
+  Claim claim = std::move(found->second);
+  claims_.erase(found);
+  for (const std::uint32_t slot : claim.grants) {
+    // A lost rank that still maps the arena may be frozen in the middle of a copy.
+    if (!by_client && attached_.contains(holder.client)) {
+      pages_.give_up(slot, holder.client);
+    } else {
+      pages_.give_back(slot);
+    }
+  }
+  pages_.unpin(claim.pins);
+}
+
+// ---- Time ------------------------------------------------------------------------------------------------
+
+void Core::settle(const Now& now) {
+  fetches_.pump(now);
+  writeback_.pump(now);
+}
+
+void Core::on_time(const Now& now) {
+  fetches_.on_time(now);
+  writeback_.on_time(now);
+  handovers_.on_time(now);
+  settle(now);
+}
+
+void Core::flush(const Now& now) {
+  settle(now);
+  Pages::Changes changes = pages_.take_changes();
+  const std::optional<Peer> meta = meta_up();
+  if (!meta) return;  // a snapshot is due when it comes
+  if (snapshot_due_) {
+    changes.added = pages_.published();
+    changes.removed.clear();
+    ++counters_.snapshots;
+  } else if (changes.added.empty() && changes.removed.empty()) {
+    return;
+  }
+  // A list that is too long for one message goes on in the next: only the first part says snapshot.
+  std::size_t added = 0;
+  do {
+    wire::meta_arena_delta delta;
+    delta.seq = ++delta_seq_;
+    delta.snapshot = std::exchange(snapshot_due_, false);
+    delta.removed = std::exchange(changes.removed, {});
+    while (added < changes.added.size() && delta.added.size() < options_.delta_pages_max) {
+      delta.added.push_back(pages_.describe(changes.added[added++]));
+    }
+    ++counters_.deltas;
+    out_.push_back(wire::Envelope::make(meta->instance, meta->generation, {}, delta));
+  } while (added < changes.added.size());
+}
+
+Due Core::next_due() const {
+  Due due = fetches_.next_due();
+  for (const Due& other : {writeback_.next_due(), handovers_.next_due()}) {
+    due.sooner_product(other.product);
+    due.sooner_liveness(other.liveness);
+  }
+  return due;
+}
+
+// ---- What is held ----------------------------------------------------------------------------------------
+
+std::vector<Gauge> Core::gauges() const {
+  std::uint64_t claim_pins = 0;
+  std::uint64_t grants = 0;
+  for (const auto& [holder, claim] : claims_) {
+    claim_pins += claim.pins.slots.size();
+    grants += claim.grants.size();
+  }
+  std::uint64_t quarantined = 0;
+  for (const auto& [slot, page] : pages_.all()) quarantined += page.state == PageState::quarantined ? 1 : 0;
+  return {
+      {"pins", claim_pins + fetches_.pins() + handovers_.pins()},
+      {"grants", grants},
+      {"entries", entries_.used()},
+      {"fetches", fetches_.fetches(FetchKind::fetch) + fetches_.fetches(FetchKind::expect)},
+      {"prefetches", fetches_.fetches(FetchKind::prefetch)},
+      {"expectations", handovers_.seats()},
+      {"reserved_bytes", handovers_.reserved_bytes()},
+      {"holds", handovers_.sources()},
+      {"plans", fetches_.plans()},
+      {"leases", fetches_.leases()},
+      {"reads", fetches_.reads()},
+      {"quarantined_pages", quarantined},
+      {"pending_writebacks", writeback_.pending()},
+      {"used_bytes", pages_.bytes_total() - pages_.bytes_free() - pages_.bytes_evictable()},
+  };
+}
+
+bool Core::idle() const {
+  const std::vector<Gauge> all = gauges();
+  return std::all_of(all.begin(), all.end(), [](const Gauge& gauge) { return gauge.count == 0; });
+}
+
+std::vector<Core::HolderRow> Core::holders() const {
+  std::vector<HolderRow> rows;
+  for (const auto& [holder, claim] : claims_)
+    rows.push_back({holder, claim.pins.slots.size(), claim.grants.size()});
+  return rows;
+}
+
+Status Core::check() const {
+  const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
+  std::map<std::uint32_t, std::uint32_t> pins;
+  std::set<std::uint32_t> grants;
+  std::vector<Holder> holders = fetches_.holders();
+  for (const auto& [holder, claim] : claims_) {
+    holders.push_back(holder);
+    if (claim.grants.empty() && claim.pins.slots.empty()) return broken("a holder of nothing");
+    for (const std::uint32_t slot : claim.pins.slots) ++pins[slot];
+    for (const std::uint32_t slot : claim.grants) {
+      if (!grants.insert(slot).second) return broken("a page is granted twice");
+      if (!pages_.all().contains(slot) || pages_.at(slot).state != PageState::granted) {
+        return broken("a grant of a page that is not granted");
+      }
+    }
+  }
+  for (const Holder& holder : handovers_.holders()) holders.push_back(holder);
+  for (const Holder& holder : holders) {
+    const auto peer = peers_.find(holder.client.instance);
+    if (peer == peers_.end() || peer->second.generation != holder.client.generation) {
+      return broken("something is held for a client that is gone: " + holder.client.instance);
+    }
+  }
+  for (const auto& [slot, page] : pages_.all()) {
+    if (page.state == PageState::granted && !grants.contains(slot))
+      return broken("a page is granted to nobody");
+    if (page.rank_writes && !attached_.contains(*page.rank_writes))
+      return broken("a page waits for a writer that is gone");
+  }
+  DI_TRY(fetches_.check(pins));
+  DI_TRY(writeback_.check(pins));
+  DI_TRY(handovers_.check(pins));
+  DI_TRY(pages_.check(pins));
+  if (entries_.used() != fetches_.entries() + handovers_.seats())
+    return broken("readiness entries are miscounted");
+  return {};
+}
+
+}  // namespace di::host

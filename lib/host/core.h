@@ -1,0 +1,155 @@
+// host/core.h: the core of a di-kvd host: its arena's books, fetches, write-backs and hand-overs behind
+// one set of events.  Pure: messages, losses and time in; messages and index-page writes out.
+//
+// Everything a client acquires belongs to a Holder (client instance, its generation, request, attempt)
+// and is given back by kv_release or by the loss of the client; everything else is bounded by a hold, a
+// lease or the answer of a peer that is up.  gauges() is at its base when nothing is going on, and
+// check() says what does not add up.
+//
+// How a shell uses it: peers as they come and go, arena clients as they attach and detach, each message
+// that arrives; after a batch of those flush(), then everything in take_outgoing() is sent; messages
+// to self() come back through on_message(); a timer at next_due() calls on_time().
+//
+// Owner: the loop thread of di-kvd.  Bounds: Options.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/fetch.h"
+#include "host/handover.h"
+#include "host/pages.h"
+#include "host/port.h"
+#include "host/writeback.h"
+#include "wire/envelope.h"
+
+namespace di::host {
+
+struct Gauge {
+  std::string name;
+  std::uint64_t count = 0;
+};
+
+struct CoreCounters {
+  std::uint64_t ignored = 0;  // messages from who may not send them, is gone, or about what is gone
+  std::uint64_t malformed = 0;
+  std::uint64_t grants_refused = 0;  // kv_opened busy or invalid
+  std::uint64_t seals_corrupt = 0;   // the bytes did not match the checksums of kv_sealed
+  std::uint64_t seals_invalid = 0;
+  std::uint64_t clients_lost = 0;
+  std::uint64_t snapshots = 0;
+  std::uint64_t deltas = 0;
+};
+
+class Core final : private Fetches::Peers, private Handovers::Peers {
+ public:
+  struct Options {
+    Peer self;
+    Pages::Options arena;
+    std::uint32_t entries_max = 1024;
+    std::size_t grants_max = 4096;       // pages in one kv_open
+    std::size_t delta_pages_max = 4096;  // pages in one meta_arena_delta
+    Fetches::Limits fetch;
+    Writeback::Limits writeback;
+    Handovers::Limits handover;
+  };
+
+  Core(const Options& options, ArenaPort& port);
+
+  // Our generation, known after registration; before anything else happens.
+  void set_self(const Peer& self);
+  [[nodiscard]] Peer self() const override { return options_.self; }
+  // What a page looks like: from the first rank that registers a model.  Errors: as Pages::set_layout.
+  Status set_layout(const kv::Layout& layout) { return pages_.set_layout(layout); }
+
+  // Up and lost strictly alternate for an instance (net/peer.h).
+  void on_peer_up(const Peer& peer, PeerKind kind, const Now& now);
+  void on_peer_lost(const Peer& peer, const Now& now);
+  // A process maps the arena, or does so no longer.  May come before and after the two above.
+  void on_attached(const Peer& peer);
+  void on_detached(const Peer& peer, const Now& now);
+
+  void on_message(const wire::Envelope& message, const Now& now);
+  void on_time(const Now& now);
+  // The end of a turn: what di-meta is told in one piece.
+  void flush(const Now& now);
+  [[nodiscard]] Due next_due() const;
+  [[nodiscard]] std::vector<wire::Envelope> take_outgoing() { return std::exchange(out_, {}); }
+
+  // Counts of what can be acquired; all zero when nobody holds anything and no page is on its way.
+  [[nodiscard]] std::vector<Gauge> gauges() const;
+  [[nodiscard]] bool idle() const;
+  [[nodiscard]] const Pages& pages() const { return pages_; }
+  [[nodiscard]] const Fetches& fetches() const { return fetches_; }
+  [[nodiscard]] const Writeback& writeback() const { return writeback_; }
+  [[nodiscard]] const Handovers& handovers() const { return handovers_; }
+  [[nodiscard]] const CoreCounters& counters() const { return counters_; }
+  [[nodiscard]] std::size_t attached_count() const { return attached_.size(); }
+  // For `show kv`: who holds what.
+  struct HolderRow {
+    Holder holder;
+    std::size_t pins = 0;
+    std::size_t grants = 0;
+  };
+  [[nodiscard]] std::vector<HolderRow> holders() const;
+
+  // No page free and referenced, pins and holders agree, every holder's client is up, every number
+  // balances.  The message says what is wrong.
+  [[nodiscard]] Status check() const;
+
+ private:
+  struct Claim {
+    PinSet pins;  // sealed by the holder
+    std::set<std::uint32_t> grants;
+  };
+  struct PeerState {
+    std::uint32_t generation = 0;
+    PeerKind kind = PeerKind::other;
+  };
+
+  [[nodiscard]] std::optional<Peer> up(const std::string& instance, PeerKind kind) const;
+  [[nodiscard]] std::optional<Peer> store_up(const std::string& instance) const override;
+  [[nodiscard]] std::optional<Peer> meta_up() const override;
+  [[nodiscard]] bool attached(const Peer& peer) const override { return attached_.contains(peer); }
+  [[nodiscard]] std::optional<Peer> host_up(const std::string& instance) const override;
+
+  void from_rank(const Peer& rank, const wire::Envelope& message, const Now& now);
+  void from_router(const Peer& router, const wire::Envelope& message, const Now& now);
+  void from_meta(const wire::Envelope& message, const Now& now);
+  void from_store(const Peer& store, const wire::Envelope& message, const Now& now);
+  void from_host(const Peer& host, const wire::Envelope& message);
+  void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
+  void seal(const Holder& holder, const wire::kv_sealed& message);
+  void release(const Holder& holder, bool by_client);
+  void drop_client(const Peer& client);
+  void settle(const Now& now);
+  template <class M>
+  std::optional<M> decode(const wire::Envelope& message);
+
+  Options options_;
+  std::uint64_t next_tag_ = 1;
+  Outbox out_;
+  kv::EntryPool entries_;
+  Pages pages_;
+  Fetches fetches_;
+  Writeback writeback_;
+  Handovers handovers_;
+  std::map<std::string, PeerState> peers_;
+  std::optional<Peer> meta_;
+  std::map<Peer, std::uint32_t> attached_;  // connections of a process
+  std::map<Holder, Claim> claims_;
+  bool snapshot_due_ = false;
+  std::uint64_t delta_seq_ = 0;
+  CoreCounters counters_;
+};
+
+// What `program` and `role` of a Member make of an instance.
+[[nodiscard]] PeerKind peer_kind(std::string_view program, std::string_view role);
+
+}  // namespace di::host

@@ -1,0 +1,191 @@
+// host/pages.h: the pages of this host's arena: who may use which slot, which page holds which block,
+// and what is thrown out when room is needed.
+//
+// A page passes through these states; any other pair of state and event is a bug and panics:
+//   state        event                                       next
+//   (free)       take for a rank                             granted
+//   (free)       take for a store read                       filling
+//   granted      sealed by its rank                          sealed, its keys indexed
+//   granted      given back (release, wrong checksum)        (free)
+//   granted      its rank is lost and still maps the arena   quarantined, written by that rank
+//   filling      every segment verified                      sealed, its keys indexed
+//   filling      read failed, or nobody wants it             quarantined; (free) when nobody writes
+//   sealed       last unpin, owns a key                      sealed, evictable
+//   sealed       last unpin, owns none (duplicate, tail)     (free)
+//   sealed       evicted                                     (free)
+//   quarantined  nobody writes and nobody pins any more      (free)
+//
+// Identity is per block, storage per page: a key belongs to the first sealed page that brought it; when
+// that page goes, to the next one.  A page that owns a key is told to di-meta (take_changes).
+//
+// Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used,
+// and a request's pages are unpinned from the end of the chain, so that a child goes before its parent.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "host/port.h"
+#include "kv/layout.h"
+#include "kv/slots.h"
+
+namespace di::host {
+
+enum class PageState : std::uint8_t { granted, filling, sealed, quarantined };
+[[nodiscard]] std::string_view page_state_name(PageState state);
+
+struct Page {
+  kv::SlotPlace place;
+  PageState state = PageState::granted;
+  std::uint64_t number = 0;  // unique within the host's generation; what di-meta calls it
+  std::uint32_t blocks = 0;
+  Key parent;                       // zero when not known
+  std::vector<Key> keys;            // empty: granted, or a tail
+  std::vector<std::uint32_t> crcs;  // filling: expected ones, from the plan
+  std::uint32_t groups = 0;         // segments [0, groups) are there and verified
+  std::uint32_t owned = 0;          // keys of which this is the first sealed page
+  std::uint32_t pins = 0;
+  bool store_writes = false;        // a store daemon may write into it
+  std::optional<Peer> rank_writes;  // quarantined: a lost rank that still maps the arena
+  bool stored = false;              // it came from the store or was offered to it
+  bool indexed = false;             // its keys are in the index (filling or sealed)
+  bool shown = false;               // the slot's entry in the index page is open
+  bool published = false;           // told to di-meta, or about to be
+  std::uint64_t use = 0;            // place in the order of eviction, when evictable
+};
+
+// Slots pinned by one holder, in chain order; a slot may be in it twice.
+struct PinSet {
+  std::vector<std::uint32_t> slots;
+};
+
+// A run of blocks inside one page.
+struct Piece {
+  std::uint32_t slot = 0;
+  std::uint32_t first = 0;  // block of the page
+  std::uint32_t count = 0;
+  std::uint32_t at = 0;  // block of the chain
+};
+
+struct PageCounters {
+  std::uint64_t sealed = 0;      // by ranks
+  std::uint64_t filled = 0;      // from the store
+  std::uint64_t duplicates = 0;  // sealed and owning no key
+  std::uint64_t evicted = 0;
+  std::uint64_t quarantined = 0;
+  std::uint64_t room_refused = 0;
+};
+
+class Pages {
+ public:
+  struct Options {
+    std::uint64_t payload_bytes = 0;
+    std::uint32_t slots_max = 0;
+  };
+  Pages(const Options& options, ArenaPort& port);
+
+  // The layout of every page here; the first one stays.  Errors: unsupported for another one, invalid
+  // when the payload does not hold a single page.
+  Status set_layout(const kv::Layout& layout);
+  [[nodiscard]] bool has_layout() const { return layout_.has_value(); }
+  [[nodiscard]] const kv::Layout& layout() const { return *layout_; }
+
+  // Slots for pages of so many blocks each, all or nothing; evicts what it must, and nothing when that
+  // would not be enough.  `state` is granted or filling.  Errors: busy, invalid (a count out of range).
+  Result<std::vector<std::uint32_t>> take(std::span<const std::uint32_t> blocks, PageState state);
+
+  // granted -> free.
+  void give_back(std::uint32_t slot);
+  // granted -> quarantined until writer_gone(rank).
+  void give_up(std::uint32_t slot, const Peer& rank);
+  // granted -> sealed.  The caller has verified the checksums and pins it first.
+  void seal(std::uint32_t slot, const Key& parent, std::vector<Key> keys, std::vector<std::uint32_t> crcs);
+  // What a filling page will hold: its keys can be found from now on (find_filling).
+  void announce(std::uint32_t slot, const Key& parent, std::vector<Key> keys,
+                std::vector<std::uint32_t> crcs);
+  // True when segment `group` matches the announced checksum; it is shown then, and the page is sealed
+  // with its last one.
+  [[nodiscard]] bool verify_next(std::uint32_t slot);
+  // filling -> quarantined: nobody finds it any more.  Stays while pinned or written.
+  void spoil(std::uint32_t slot);
+  void store_writes(std::uint32_t slot, bool writes);
+  // That process can write no byte any more.
+  void writer_gone(const Peer& rank);
+
+  void pin(PinSet& pins, std::uint32_t slot);
+  void unpin(PinSet& pins);
+
+  // Pieces that hold a prefix of keys [from, ...), sealed ones only, or with those that are filling.
+  [[nodiscard]] std::vector<Piece> cover(std::span<const Key> keys, std::uint32_t from, bool filling) const;
+  [[nodiscard]] bool has(const Key& key) const { return sealed_.contains(key); }
+  // Null when `slot` is free or was taken anew.
+  [[nodiscard]] const Page* find(std::uint32_t slot, std::uint32_t generation) const;
+  // The slot must be taken.
+  [[nodiscard]] const Page& at(std::uint32_t slot) const;
+  void mark_stored(std::uint32_t slot) { page(slot).stored = true; }
+  [[nodiscard]] wire::SlotRef ref(const Piece& piece) const;
+  // Checksums of the page's bytes as they are now.
+  [[nodiscard]] bool matches(std::uint32_t slot, std::span<const std::uint32_t> crcs) const;
+  // Bytes that a page of `blocks` blocks takes.
+  [[nodiscard]] std::uint64_t room_bytes(std::uint32_t blocks) const;
+
+  // Page numbers that entered and left the directory since the last call.  A page that did both is in
+  // neither.
+  struct Changes {
+    std::vector<std::uint32_t> added;    // slots
+    std::vector<std::uint64_t> removed;  // page numbers
+  };
+  [[nodiscard]] Changes take_changes();
+  // Every published page, in the order of their numbers.
+  [[nodiscard]] std::vector<std::uint32_t> published() const;
+  [[nodiscard]] wire::ArenaPage describe(std::uint32_t slot) const;
+
+  [[nodiscard]] std::uint64_t bytes_total() const { return pool_ ? pool_->bytes_total() : 0; }
+  [[nodiscard]] std::uint64_t bytes_free() const { return pool_ ? pool_->bytes_free() : 0; }
+  [[nodiscard]] std::uint64_t bytes_evictable() const { return evictable_bytes_; }
+  [[nodiscard]] const std::map<std::uint32_t, Page>& all() const { return pages_; }
+  [[nodiscard]] const PageCounters& counters() const { return counters_; }
+
+  // Pins per slot as the holders count them are given; says what disagrees.
+  [[nodiscard]] Status check(const std::map<std::uint32_t, std::uint32_t>& pins) const;
+
+ private:
+  struct Place {
+    std::uint32_t slot = 0;
+    std::uint32_t block = 0;
+  };
+  [[nodiscard]] Page& page(std::uint32_t slot);
+  void index_add(Page& page);
+  void index_remove(Page& page);
+  void publish(Page& page);
+  void show(Page& page, kv::SlotState state);
+  void settle(std::uint32_t slot);
+  void free(std::uint32_t slot);
+  void not_evictable(Page& page);
+
+  Options options_;
+  ArenaPort& port_;
+  std::optional<kv::Layout> layout_;
+  std::optional<kv::SlotPool> pool_;
+  std::map<std::uint32_t, Page> pages_;                 // by slot
+  std::unordered_map<Key, std::vector<Place>> sealed_;  // looked up only; the first place owns the key
+  std::unordered_map<Key, Place> filling_;
+  std::map<std::uint64_t, std::uint32_t> evictable_;  // use -> slot
+  std::uint64_t evictable_bytes_ = 0;
+  std::uint64_t next_use_ = 1;
+  std::uint64_t next_number_ = 1;
+  std::set<std::uint32_t> added_;
+  std::vector<std::uint64_t> removed_;
+  PageCounters counters_;
+};
+
+}  // namespace di::host

@@ -1,0 +1,248 @@
+// Slots, keys, pins and eviction.
+#include "host/pages.h"
+
+#include "tests/unit/host/world.h"
+
+namespace di::host {
+namespace {
+
+class PagesTest : public World {
+ protected:
+  PagesTest() : World(16) { usual_peers(); }  // 16 units: four full pages
+  wire::Scope scope(std::uint32_t number) const { return {test_request(number), 1, 0, 0}; }
+};
+
+TEST_F(PagesTest, GrantsAreAllOrNothingAndComeBackWithTheRelease) {
+  say(prefill, scope(1), wire::kv_open{{4, 4, 4}, 5});
+  auto opened = heard<wire::kv_opened>(prefill);
+  ASSERT_TRUE(opened);
+  EXPECT_EQ(opened->code, 0);
+  EXPECT_EQ(opened->tag, 5u);
+  ASSERT_EQ(opened->slots.size(), 3u);
+  EXPECT_EQ(gauge("grants"), 3u);
+  for (const wire::SlotRef& slot : opened->slots) {
+    EXPECT_EQ(arena.slots.at(slot.slot).state, kv::SlotState::granted);
+    EXPECT_EQ(slot.count, 4u);
+  }
+  say(prefill, scope(2), wire::kv_open{{4, 4}, 6});
+  opened = heard<wire::kv_opened>(prefill);
+  ASSERT_TRUE(opened);
+  EXPECT_EQ(opened->code, static_cast<std::uint16_t>(Code::busy));
+  EXPECT_TRUE(opened->slots.empty());
+  say(prefill, scope(2), wire::kv_open{{5}, 6});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::invalid));
+  say(prefill, scope(2), wire::kv_open{{}, 6});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::invalid));
+
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_TRUE(idle());
+  EXPECT_TRUE(arena.slots.empty());
+}
+
+TEST_F(PagesTest, ASealedPageIsToldToMetaAndFound) {
+  const std::vector<Key> keys = test_keys(1, 0, 3);
+  const wire::SlotRef slot = seal(prefill, scope(1), keys);
+  const auto delta = heard<wire::meta_arena_delta>(meta);
+  ASSERT_TRUE(delta);
+  EXPECT_FALSE(delta->snapshot);
+  ASSERT_EQ(delta->added.size(), 1u);
+  EXPECT_EQ(delta->added[0].keys, keys);
+  EXPECT_EQ(arena.slots.at(slot.slot).state, kv::SlotState::sealed);
+  EXPECT_EQ(arena.slots.at(slot.slot).segments, 0xfu);
+  EXPECT_EQ(arena.slots.at(slot.slot).crcs, test_crcs(keys));
+  EXPECT_EQ(gauge("pins"), 1u);
+}
+
+TEST_F(PagesTest, BytesThatDoNotMatchAreNeverPublished) {
+  say(prefill, scope(1), wire::kv_open{{2}, 1});
+  const auto opened = heard<wire::kv_opened>(prefill);
+  ASSERT_TRUE(opened);
+  const std::vector<Key> keys = test_keys(1, 0, 2);
+  for (std::uint32_t g = 0; g < 4; ++g)
+    arena.write(layout, opened->slots[0], g, test_crcs(keys)[g] + (g == 2 ? 1 : 0));
+  say(prefill, scope(1), wire::kv_sealed{opened->slots[0], Key{}, keys, test_crcs(keys), 0});
+  EXPECT_EQ(core->counters().seals_corrupt, 1u);
+  EXPECT_FALSE(heard<wire::meta_arena_delta>(meta));
+  EXPECT_FALSE(core->pages().has(keys[0]));
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(PagesTest, OnlyTheHolderSealsAndOnlyWhatFits) {
+  say(prefill, scope(1), wire::kv_open{{2}, 1});
+  const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots[0];
+  const std::vector<Key> keys = test_keys(1, 0, 2);
+  say(decode, scope(1), wire::kv_sealed{slot, Key{}, keys, test_crcs(keys), 0});
+  say(prefill, scope(2), wire::kv_sealed{slot, Key{}, keys, test_crcs(keys), 0});
+  wire::SlotRef stale = slot;
+  ++stale.generation;
+  say(prefill, scope(1), wire::kv_sealed{stale, Key{}, keys, test_crcs(keys), 0});
+  EXPECT_EQ(core->counters().ignored, 3u);
+  EXPECT_EQ(gauge("grants"), 1u);
+  say(prefill, scope(1), wire::kv_sealed{slot, Key{}, test_keys(1, 0, 3), test_crcs(keys), 0});
+  EXPECT_EQ(core->counters().seals_invalid, 1u);
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(PagesTest, ADuplicateLivesAsLongAsItsPinsAndInheritsWhenTheOwnerGoes) {
+  const std::vector<Key> keys = test_keys(1, 0, 4);
+  seal(prefill, scope(1), keys);
+  const wire::SlotRef second = seal(decode, scope(2), keys, 0);
+  EXPECT_EQ(core->pages().counters().duplicates, 1u);
+  settle_puts();
+  say(decode, scope(2), wire::kv_release{});
+  EXPECT_FALSE(arena.current(second));  // nobody else found it
+  EXPECT_EQ(core->pages().all().size(), 1u);
+
+  const wire::SlotRef third = seal(decode, scope(3), keys, 0);
+  say(prefill, scope(1), wire::kv_release{});
+  // Room for four pages: the unpinned owner is thrown out, and the pinned duplicate owns the keys now.
+  say(prefill, scope(4), wire::kv_open{{4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  EXPECT_TRUE(arena.current(third));
+  EXPECT_TRUE(core->pages().has(keys[3]));
+  say(decode, scope(3), wire::kv_release{});
+  EXPECT_TRUE(arena.current(third));  // it is the owner, so it stays as a cached page
+  say(prefill, scope(4), wire::kv_release{});
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(PagesTest, ATailIsSealedAndNeverFound) {
+  const wire::SlotRef tail = seal(prefill, scope(1), {});
+  EXPECT_FALSE(heard<wire::meta_arena_delta>(meta));
+  EXPECT_FALSE(heard<wire::meta_put_open>(meta));
+  EXPECT_TRUE(arena.current(tail));
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_FALSE(arena.current(tail));
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(PagesTest, TheEndOfAChainIsEvictedBeforeItsBeginning) {
+  const wire::Scope writer = scope(1);
+  for (std::uint32_t page = 0; page < 4; ++page) seal(prefill, writer, test_keys(1, page * 4, 4));
+  settle_puts();
+  say(prefill, writer, wire::kv_release{});
+  EXPECT_TRUE(idle());
+  out.clear();
+  say(prefill, scope(2), wire::kv_open{{4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  EXPECT_TRUE(core->pages().has(test_key(1, 11)));
+  EXPECT_FALSE(core->pages().has(test_key(1, 12)));
+  const auto delta = heard<wire::meta_arena_delta>(meta);
+  ASSERT_TRUE(delta);
+  EXPECT_EQ(delta->removed.size(), 1u);
+  say(prefill, scope(2), wire::kv_open{{4, 4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::busy));
+  EXPECT_EQ(core->pages().counters().evicted, 1u);  // nothing is thrown out for what cannot fit
+}
+
+TEST_F(PagesTest, PinnedPagesAreNotEvicted) {
+  for (std::uint32_t page = 0; page < 4; ++page) seal(prefill, scope(1), test_keys(1, page * 4, 4));
+  say(decode, scope(2), wire::kv_open{{1}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(decode)->code, static_cast<std::uint16_t>(Code::busy));
+}
+
+TEST_F(PagesTest, ALostRankThatStillMapsTheArenaKeepsItsGrantsInQuarantine) {
+  core->on_attached(prefill);
+  say(prefill, scope(1), wire::kv_open{{4}, 1});
+  const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots[0];
+  lose(prefill);
+  EXPECT_FALSE(arena.current(slot));  // its references are stale
+  EXPECT_EQ(gauge("quarantined_pages"), 1u);
+  EXPECT_EQ(gauge("grants"), 0u);
+  core->on_detached(prefill, now);
+  turn();
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(PagesTest, TheEndOfTheArenaSocketReleasesAClient) {
+  core->on_attached(prefill);
+  seal(prefill, scope(1), test_keys(1, 0, 4));
+  settle_puts();
+  say(prefill, scope(1), wire::kv_open{{1}, 1});
+  EXPECT_EQ(gauge("grants"), 1u);
+  EXPECT_EQ(gauge("pins"), 1u);
+  core->on_detached(prefill, now);
+  turn();
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(PagesTest, MessagesOfAnEarlierGenerationAreDropped) {
+  const Peer earlier{prefill.instance, prefill.generation - 1};
+  say(earlier, scope(1), wire::kv_open{{1}, 1});
+  EXPECT_FALSE(heard<wire::kv_opened>(prefill));
+  EXPECT_EQ(core->counters().ignored, 1u);
+  // A rank is no directory.
+  say(prefill, scope(1), wire::meta_planned{});
+  EXPECT_EQ(core->counters().ignored, 2u);
+}
+
+TEST_F(PagesTest, ASnapshotGoesToEveryNewDirectoryAndOnAGap) {
+  for (std::uint32_t page = 0; page < 3; ++page) cached(test_keys(page, 0, 4));
+  out.clear();
+  lose(meta);
+  const Peer successor{meta.instance, 9};
+  up(successor, PeerKind::meta);
+  auto delta = heard<wire::meta_arena_delta>(successor);
+  ASSERT_TRUE(delta);
+  EXPECT_TRUE(delta->snapshot);
+  EXPECT_EQ(delta->added.size(), 3u);
+  const std::uint64_t seq = delta->seq;
+  say(successor, {}, wire::meta_arena_resync{});
+  delta = heard<wire::meta_arena_delta>(successor);
+  ASSERT_TRUE(delta);
+  EXPECT_TRUE(delta->snapshot);
+  EXPECT_EQ(delta->seq, seq + 1);
+}
+
+TEST(PagesLayout, ALongSnapshotIsCutIntoParts) {
+  test::FakeArena arena;
+  Core::Options options;
+  options.self = {"di-kvd.host0", 1};
+  options.arena = {.payload_bytes = 64 * test_layout().page_bytes(1), .slots_max = 64};
+  options.delta_pages_max = 4;
+  Core core(options, arena);
+  ASSERT_TRUE(core.set_layout(test_layout()).ok());
+  const Now now{{1000}, {1000}};
+  core.on_peer_up({"di-decode.0", 2}, PeerKind::rank, now);
+  wire::Scope scope{test_request(1), 1, 0, 0};
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    core.on_message(wire::Envelope::make("di-decode.0", 2, scope, wire::kv_open{{1}, i}), now);
+    const auto opened = core.take_outgoing().back().as<wire::kv_opened>();
+    const std::vector<Key> keys = test_keys(1, i, 1);
+    wire::Decoded<wire::kv_opened> answer = opened;
+    for (std::uint32_t g = 0; g < 4; ++g) arena.write(test_layout(), answer->slots[0], g, test_crcs(keys)[g]);
+    core.on_message(wire::Envelope::make("di-decode.0", 2, scope,
+                                         wire::kv_sealed{answer->slots[0], Key{}, keys, test_crcs(keys), 0}),
+                    now);
+  }
+  core.on_peer_up({"di-meta.0", 1}, PeerKind::meta, now);
+  core.flush(now);
+  std::vector<std::size_t> counts;
+  std::vector<bool> snapshots;
+  std::uint64_t seq = 0;
+  for (const wire::Envelope& message : core.take_outgoing()) {
+    if (message.number != wire::meta_arena_delta::number) continue;
+    wire::Decoded<wire::meta_arena_delta> delta = message.as<wire::meta_arena_delta>();
+    EXPECT_EQ(delta->seq, ++seq);
+    counts.push_back(delta->added.size());
+    snapshots.push_back(delta->snapshot);
+  }
+  EXPECT_EQ(counts, (std::vector<std::size_t>{4, 4, 2}));
+  EXPECT_EQ(snapshots, (std::vector<bool>{true, false, false}));
+}
+
+TEST(PagesLayout, OneArenaOneLayout) {
+  test::FakeArena arena;
+  Core::Options options;
+  options.self = {"di-kvd.host0", 1};
+  options.arena = {.payload_bytes = 1 << 20, .slots_max = 4};
+  Core core(options, arena);
+  const Result<kv::Layout> large = kv::layout_mla("large", 64, 61, 1152);
+  EXPECT_EQ(core.set_layout(*large).error().code, Code::invalid);  // not a single page fits
+  EXPECT_TRUE(core.set_layout(test_layout()).ok());
+  EXPECT_TRUE(core.set_layout(test_layout()).ok());
+  EXPECT_EQ(core.set_layout(kv::layout_v41()).error().code, Code::unsupported);
+}
+
+}  // namespace
+}  // namespace di::host

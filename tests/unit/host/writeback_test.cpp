@@ -1,0 +1,249 @@
+// Sealed pages on their way to the store.
+#include "host/writeback.h"
+
+#include "tests/unit/host/world.h"
+
+namespace di::host {
+namespace {
+
+class WritebackTest : public World {
+ protected:
+  WritebackTest() { usual_peers(); }
+  wire::Scope scope(std::uint32_t number) const { return {test_request(number), 1, 0, 0}; }
+  // Seals a page and lets go of it.
+  wire::SlotRef page(std::uint32_t chain, std::uint32_t first = 0, std::uint8_t reuse = 0) {
+    const std::vector<Key> keys = test_keys(chain, first, 4);
+    const wire::Scope mine = scope(1000 + chain * 16 + first);
+    say(prefill, mine, wire::kv_open{{4}, 1});
+    const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots[0];
+    for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
+    const Key parent = first == 0 ? test_key(chain, 9999) : test_key(chain, first - 1);
+    say(prefill, mine, wire::kv_sealed{slot, parent, keys, test_crcs(keys), reuse});
+    say(prefill, mine, wire::kv_release{});
+    return slot;
+  }
+  wire::meta_put_opened granted(std::uint64_t stripe) const {
+    return {0, stripe, 1, 0, {{store.instance, 3, 0}}, 30000};
+  }
+};
+
+TEST_F(WritebackTest, APageIsWrittenAndPublished) {
+  const wire::SlotRef slot = page(1);
+  wire::Scope asked;
+  const auto open = heard<wire::meta_put_open>(meta, &asked);
+  ASSERT_TRUE(open);
+  ASSERT_EQ(open->pages.size(), 1u);
+  EXPECT_EQ(open->fingerprint, layout.fingerprint());
+  EXPECT_EQ(open->pages[0].keys, test_keys(1, 0, 4));
+  EXPECT_EQ(open->pages[0].parent, test_key(1, 9999));
+  EXPECT_EQ(open->pages[0].bytes, layout.page_bytes(4));
+  EXPECT_EQ(gauge("pending_writebacks"), 1u);
+  say(meta, asked, granted(50));
+  const auto put = heard<wire::kv_put>(store);
+  ASSERT_TRUE(put);
+  EXPECT_EQ(put->stripe, 50u);
+  EXPECT_EQ(put->volume, 3);
+  EXPECT_EQ(put->slot.slot, slot.slot);
+  EXPECT_EQ(put->pages, open->pages);
+  // Pinned while it is written: not evictable.
+  EXPECT_GT(gauge("used_bytes"), 0u);
+  say(store, {}, wire::kv_put_done{50, 0, 0});
+  const auto commit = heard<wire::meta_put_commit>(meta, &asked);
+  ASSERT_TRUE(commit);
+  EXPECT_EQ(commit->stripe, 50u);
+  EXPECT_TRUE(commit->failed_columns.empty());
+  EXPECT_EQ(gauge("pending_writebacks"), 1u);
+  say(meta, asked, wire::meta_put_committed{0, 50});
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(core->writeback().counters().written, 1u);
+}
+
+TEST_F(WritebackTest, ExistsIsDone) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, wire::meta_put_opened{static_cast<std::uint16_t>(Code::exists), 0, 0, 0, {}, 0});
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(core->writeback().counters().existed, 1u);
+}
+
+TEST_F(WritebackTest, BusyIsTriedAgainEverLater) {
+  page(1);
+  wire::Scope asked;
+  Duration wait = milliseconds(100);
+  for (int attempt = 0; attempt < 19; ++attempt) {
+    ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked)) << attempt;
+    say(meta, asked, wire::meta_put_opened{static_cast<std::uint16_t>(Code::busy), 0, 0, 0, {}, 0});
+    EXPECT_EQ(gauge("pending_writebacks"), 1u);
+    EXPECT_EQ(core->next_due().liveness, now.liveness + wait);
+    advance(wait - milliseconds(1));
+    EXPECT_FALSE(heard<wire::meta_put_open>(meta));
+    advance(milliseconds(1));
+    wait = std::min<Duration>(wait * 2, seconds(5));
+  }
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, wire::meta_put_opened{static_cast<std::uint16_t>(Code::busy), 0, 0, 0, {}, 0});
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(core->writeback().counters().dropped_failed, 1u);
+}
+
+TEST_F(WritebackTest, AFailedColumnAbortsAndTriesAgain) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(50));
+  say(store, {}, wire::kv_put_done{50, 0, static_cast<std::uint16_t>(Code::no_space)});
+  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 50u);
+  advance(milliseconds(100));
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(51));
+  say(store, {}, wire::kv_put_done{51, 0, static_cast<std::uint16_t>(Code::corrupt)});
+  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 51u);
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(WritebackTest, ALostStoreAbortsAndTriesAgain) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(50));
+  ASSERT_TRUE(heard<wire::kv_put>(store));
+  lose(store);
+  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 50u);
+  EXPECT_EQ(gauge("pending_writebacks"), 1u);
+  advance(milliseconds(100));
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(51));  // di-meta does not know yet
+  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 51u);
+  EXPECT_FALSE(heard<wire::kv_put>(store));
+}
+
+TEST_F(WritebackTest, WithoutDiMetaPagesWaitAndGoOnWhenItIsBack) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(50));
+  lose(meta);
+  page(2);
+  EXPECT_EQ(gauge("pending_writebacks"), 2u);
+  EXPECT_EQ(core->next_due().liveness, instant_never);
+  advance(seconds(20));
+  out.clear();
+  up(meta, PeerKind::meta);
+  EXPECT_TRUE(heard<wire::meta_arena_delta>(meta)->snapshot);
+  EXPECT_TRUE(heard<wire::meta_put_open>(meta));
+  EXPECT_TRUE(heard<wire::meta_put_open>(meta));
+  // The old stripe's late answer means nothing now.
+  say(store, {}, wire::kv_put_done{50, 0, 0});
+  EXPECT_FALSE(heard<wire::meta_put_commit>(meta));
+}
+
+TEST_F(WritebackTest, ACommitWithoutAnswerIsAskedAgainFromTheStart) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(50));
+  say(store, {}, wire::kv_put_done{50, 0, 0});
+  ASSERT_TRUE(heard<wire::meta_put_commit>(meta, &asked));
+  advance(seconds(5));
+  EXPECT_FALSE(heard<wire::meta_put_abort>(meta));    // it may be published
+  say(meta, asked, wire::meta_put_committed{0, 50});  // too late: open tells
+  advance(milliseconds(100));
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, wire::meta_put_opened{static_cast<std::uint16_t>(Code::exists), 0, 0, 0, {}, 0});
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(WritebackTest, AnAnswerThatNobodyWaitsForIsAborted) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  advance(seconds(5));
+  say(meta, asked, granted(50));
+  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 50u);
+}
+
+TEST_F(WritebackTest, TheQueueIsBoundedAndTheOldestGo) {
+  Core::Options with = options(64);
+  with.writeback.queue_pages = 3;
+  restart(with);
+  up(prefill, PeerKind::rank);
+  for (std::uint32_t chain = 1; chain <= 5; ++chain) page(chain);
+  EXPECT_EQ(gauge("pending_writebacks"), 3u);
+  EXPECT_EQ(core->writeback().counters().dropped_full, 2u);
+  up(meta, PeerKind::meta);
+  EXPECT_EQ(heard<wire::meta_put_open>(meta)->pages[0].keys, test_keys(3, 0, 4));
+}
+
+TEST_F(WritebackTest, AQueuedPageMayBeEvicted) {
+  lose(meta);
+  for (std::uint32_t chain = 1; chain <= 16; ++chain) page(chain);  // the whole arena
+  EXPECT_EQ(gauge("pending_writebacks"), 16u);
+  page(17);
+  EXPECT_EQ(gauge("pending_writebacks"), 16u);
+  up(meta, PeerKind::meta);
+  EXPECT_EQ(core->writeback().counters().dropped_evicted, 1u);
+}
+
+TEST_F(WritebackTest, SecondSightingWritesWhatIsSeenAgain) {
+  Core::Options with = options(64);
+  with.writeback.admit = Admit::second_sighting;
+  restart(with);
+  usual_peers();
+  page(1);
+  EXPECT_FALSE(heard<wire::meta_put_open>(meta));
+  say(decode, scope(1), wire::kv_fetch{test_keys(1, 0, 4)});
+  EXPECT_EQ(heard<wire::meta_put_open>(meta)->pages[0].keys, test_keys(1, 0, 4));
+  say(decode, scope(2), wire::kv_fetch{test_keys(1, 0, 4)});
+  EXPECT_FALSE(heard<wire::meta_put_open>(meta));  // once
+  page(2, 0, 1);                                   // its writer expects another turn
+  EXPECT_TRUE(heard<wire::meta_put_open>(meta));
+}
+
+TEST_F(WritebackTest, AStripeOfSeveralColumnsTakesPagesThatFollowEachOther) {
+  page(1, 0);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  // The answer says k = 2: from now on pages of one chain go together.
+  wire::meta_put_opened two{0, 50, 2, 0, {{store.instance, 0, 0}, {store.instance, 1, 1}}, 30000};
+  say(meta, asked, two);
+  ASSERT_TRUE(heard<wire::kv_put>(store));
+  say(store, {}, wire::kv_put_done{50, 0, 0});
+  ASSERT_TRUE(heard<wire::meta_put_commit>(meta, &asked));
+  lose(meta);
+  page(2, 0);
+  page(2, 4);
+  page(3, 0);
+  up(meta, PeerKind::meta);
+  std::optional<wire::meta_put_open> open;
+  do {
+    open = heard<wire::meta_put_open>(meta, &asked);
+    ASSERT_TRUE(open);
+  } while (open->pages.size() != 2);
+  EXPECT_EQ(open->pages[1].parent, open->pages[0].keys.back());
+  two.stripe = 51;
+  say(meta, asked, two);
+  const auto first = heard<wire::kv_put>(store);
+  const auto second = heard<wire::kv_put>(store);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->column, 0);
+  EXPECT_EQ(second->column, 1);
+  EXPECT_EQ(second->pages.size(), 2u);
+  say(store, {}, wire::kv_put_done{51, 1, 0});
+  EXPECT_FALSE(heard<wire::meta_put_commit>(meta));
+  say(store, {}, wire::kv_put_done{51, 0, 0});
+  EXPECT_TRUE(heard<wire::meta_put_commit>(meta));
+}
+
+TEST_F(WritebackTest, ParityIsRefused) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked,
+      wire::meta_put_opened{0, 50, 1, 1, {{store.instance, 0, 0}, {store.instance, 1, 1}}, 30000});
+  EXPECT_TRUE(heard<wire::meta_put_abort>(meta));
+  EXPECT_TRUE(idle());
+}
+
+}  // namespace
+}  // namespace di::host
