@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ class MemoryDisk final : public Disk {
   [[nodiscard]] std::uint64_t bytes() const override { return now_.size(); }
 
   Status read(std::uint64_t offset, MutableByteView to) override {
+    const std::lock_guard lock(mutex_);
     ++reads;
     if (fail_read_in && (*fail_read_in)-- == 0) return Error{Code::io, 5, "read: Input/output error"};
     if (short_read_in && (*short_read_in)-- == 0) {
@@ -31,6 +33,7 @@ class MemoryDisk final : public Disk {
   }
 
   Status write(std::uint64_t offset, ByteView from) override {
+    const std::lock_guard lock(mutex_);
     ++writes;
     if (fail_write_in && (*fail_write_in)-- == 0) return Error{Code::io, 5, "write: Input/output error"};
     if (tear_write_in && (*tear_write_in)-- == 0) {
@@ -42,6 +45,7 @@ class MemoryDisk final : public Disk {
   }
 
   Status flush() override {
+    const std::lock_guard lock(mutex_);
     ++flushes;
     if (fail_flush) return Error{Code::io, 5, "fdatasync: Input/output error"};
     if (lose_flushes) return {};
@@ -68,7 +72,10 @@ class MemoryDisk final : public Disk {
     unflushed_.clear();
   }
 
-  void flip_bit(std::uint64_t offset, int bit) { now_[offset] ^= std::byte{1} << bit; }
+  void flip_bit(std::uint64_t offset, int bit) {
+    const std::lock_guard lock(mutex_);
+    now_[offset] ^= std::byte{1} << bit;
+  }
   [[nodiscard]] const Bytes& image() const { return now_; }
   void set_image(Bytes image) { now_ = durable_ = std::move(image); }
 
@@ -90,6 +97,7 @@ class MemoryDisk final : public Disk {
     unflushed_.emplace_back(offset, Bytes(from.begin(), from.end()));
   }
 
+  std::mutex mutex_;
   Bytes now_;
   Bytes durable_;
   std::vector<std::pair<std::uint64_t, Bytes>> unflushed_;

@@ -1,0 +1,609 @@
+#include "store/server.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace di::store {
+
+namespace {
+
+// What waits for one host's arena; it is mapped within a turn or not at all.
+constexpr std::size_t waiting_max = 1024;
+
+}  // namespace
+
+struct Server::PutWork {
+  Peer host;
+  wire::kv_put want;
+  Put put;
+  Instant began;
+  std::shared_ptr<kv::ArenaClient> arena;
+  std::shared_ptr<const kv::Layout> layout;
+};
+
+Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume, Options options,
+               Hooks hooks)
+    : loop_(loop),
+      options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      disk_(std::move(disk)),
+      volume_(std::move(volume)),
+      sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
+      inventory_timer_(loop, loop::TimerKind::liveness, "store-inventory",
+                       [this] {
+                         if (inventory_) inventory_start(Peer(inventory_->meta));
+                       }),
+      // Room for everything that may be asked for at once, a sync and an inventory part: queueing never
+      // fails.
+      pool_(loop, {options_.io_threads, std::max(options_.transfers_max, options_.puts_max) + 8, "store"}) {
+  // An open list left by a kill shrinks without waiting for the first put.
+  if (!volume_->clean()) sync_soon();
+}
+
+Server::~Server() = default;
+
+template <class M>
+bool Server::decode(const wire::Envelope& message, M& out) {
+  wire::Decoded<M> decoded = message.as<M>();
+  if (!decoded) {
+    ++counters_.malformed;
+    return false;
+  }
+  out = std::move(*decoded);
+  return true;
+}
+
+template <class M>
+void Server::send(const Peer& to, const M& message, const wire::Scope& scope) {
+  hooks_.send(wire::Envelope::make(to.instance, to.generation, scope, message));
+}
+
+void Server::learn_layout(const kv::Layout& layout) {
+  if (layouts_.contains(layout.fingerprint()) || layouts_.size() >= layouts_max) return;
+  layouts_.emplace(layout.fingerprint(), std::make_shared<const kv::Layout>(layout));
+}
+
+std::size_t Server::arenas() const {
+  std::size_t count = 0;
+  for (const auto& [instance, host] : hosts_) count += host.arena ? 1 : 0;
+  return count;
+}
+
+// ---- peers and arenas
+
+void Server::meta_up(const Peer& meta) {
+  inventory_start(meta);
+}
+
+void Server::meta_lost(const Peer& meta) {
+  if (!inventory_ || inventory_->meta != meta) return;
+  inventory_.reset();
+  inventory_timer_.cancel();
+}
+
+void Server::host_up(const Peer& host, bool here) {
+  Host& entry = hosts_[host.instance];
+  if (entry.peer != host) {
+    // Another start of it: its arena is another one.
+    if (entry.arena) entry.arena->fail();
+    entry = Host{};
+    entry.peer = host;
+  }
+  entry.here = here;
+  if (here && !entry.socket) attach(entry);
+}
+
+// Its transfers end without answers.  The mapping stays as long as its socket: a host that is only out of
+// reach keeps the slots in quarantine until its cancels are answered.
+void Server::host_lost(const Peer& host) {
+  const auto found = hosts_.find(host.instance);
+  if (found == hosts_.end() || found->second.peer != host) return;
+  found->second.waiting.clear();
+  for (auto it = transfers_.begin(); it != transfers_.end();) {
+    if (it->first.first != host) {
+      ++it;
+      continue;
+    }
+    it->second.cancelled->store(true, std::memory_order_relaxed);
+    it->second.answer_cancel = false;
+    it = it->second.running ? std::next(it) : transfers_.erase(it);
+  }
+}
+
+void Server::attach(Host& host) {
+  const std::string path = options_.run_dir + "/" + host.peer.instance + ".arena";
+  auto socket = transfer::ShmClient::connect(
+      loop_, path, {options_.self.instance, options_.self.generation},
+      {.attached =
+           [this, peer = host.peer](const wire::arena_region& region, Fd fd) {
+             Host& entry = hosts_.at(peer.instance);
+             Result<std::shared_ptr<kv::ArenaClient>> arena = kv::ArenaClient::map(fd.get(), region.bytes);
+             if (!arena || region.generation != peer.generation) {
+               log_warn("store", "arena refused",
+                        {{"host", peer.instance},
+                         {"error", arena ? "another generation" : arena.error().message}});
+               return loop_.post("store-detach", [this, peer] { detach(peer); });
+             }
+             entry.arena = *std::move(arena);
+             log_info("store", "arena mapped", {{"host", peer.instance}, {"bytes", region.bytes}});
+             for (const wire::Envelope& message : std::exchange(entry.waiting, {})) on_message(message);
+           },
+       .detached = [this, peer = host.peer](const Error&) { detach(peer); }});
+  if (!socket) {
+    log_warn("store", "arena not reachable", {{"host", host.peer.instance}, {"error", socket.error()}});
+    return;
+  }
+  host.socket = *std::move(socket);
+}
+
+void Server::detach(const Peer& peer) {
+  const auto found = hosts_.find(peer.instance);
+  if (found == hosts_.end() || found->second.peer != peer) return;
+  Host& host = found->second;
+  // Tasks that still write into the mapping keep it; nobody reads it any more.
+  if (host.arena) host.arena->fail();
+  host.arena.reset();
+  host.socket.reset();
+  for (const wire::Envelope& message : std::exchange(host.waiting, {})) {
+    if (message.number == wire::kv_read::number) {
+      wire::kv_read want;
+      if (!decode(message, want)) continue;
+      transfers_.erase({peer, want.transfer});
+      refuse_read(peer, want.transfer, Code::unreachable);
+    } else if (message.number == wire::kv_put::number) {
+      wire::kv_put want;
+      if (decode(message, want)) put_answer(peer, want.stripe, want.column, Code::unreachable);
+    }
+  }
+}
+
+Server::Host* Server::host_of(const wire::Envelope& message) {
+  const auto found = hosts_.find(message.peer);
+  if (found == hosts_.end() || found->second.peer.generation != message.peer_generation) return nullptr;
+  return &found->second;
+}
+
+void Server::on_message(const wire::Envelope& message) {
+  switch (message.number) {
+    case wire::kv_read::number:
+      if (Host* host = host_of(message)) read(*host, message);
+      break;
+    case wire::kv_read_cancel::number: {
+      wire::kv_read_cancel want;
+      if (decode(message, want)) cancel({message.peer, message.peer_generation}, want.transfer);
+      break;
+    }
+    case wire::kv_put::number:
+      if (Host* host = host_of(message)) put(*host, message);
+      break;
+    case wire::kv_free::number: {
+      wire::kv_free want;
+      if (decode(message, want)) free(want);
+      break;
+    }
+    case wire::meta_inventory_ack::number: {
+      wire::meta_inventory_ack ack;
+      if (decode(message, ack)) inventory_acked({message.peer, message.peer_generation}, ack);
+      break;
+    }
+    default:
+      ++counters_.malformed;
+  }
+}
+
+// ---- reads
+
+void Server::refuse_read(const Peer& host, std::uint64_t transfer, Code code) {
+  if (code == Code::not_found) {
+    ++counters_.reads_not_found;
+  } else {
+    ++counters_.reads_refused;
+  }
+  send(host, wire::kv_read_done{transfer, static_cast<std::uint16_t>(code), 0});
+}
+
+void Server::read(Host& host, const wire::Envelope& message) {
+  wire::kv_read want;
+  if (!decode(message, want)) return;
+  const Peer& peer = host.peer;
+  const TransferId id{peer, want.transfer};
+  const auto known = transfers_.find(id);
+  if (known != transfers_.end() && known->second.running) return;  // a repetition
+  const auto refuse = [&](Code code) {
+    transfers_.erase(id);
+    refuse_read(peer, want.transfer, code);
+  };
+  if (stopping_) return refuse(Code::busy);
+  if (!host.here) return refuse(Code::unsupported);
+  if (known == transfers_.end() && transfers_.size() >= options_.transfers_max) return refuse(Code::busy);
+  if (!host.arena) {
+    if (!host.socket) attach(host);
+    if (!host.socket) return refuse(Code::unreachable);
+    if (host.waiting.size() >= waiting_max) return refuse(Code::busy);
+    host.waiting.push_back(message);
+    transfers_[id].began = loop_.monotonic_now();
+    return;
+  }
+  if (want.volume != volume_number) return refuse(Code::not_found);
+  const Result<Read> begun = volume_->read_begin(want.stripe, want.column);
+  if (!begun) return refuse(begun.error().code);
+  Transfer& transfer = transfers_[id];
+  if (transfer.began == Instant{}) transfer.began = loop_.monotonic_now();
+  transfer.running = true;
+  const Status queued = pool_.read(want.priority, [this, peer, want, read = *begun, arena = host.arena,
+                                                   cancelled = transfer.cancelled](IoPool::Context& context) {
+    read_run(peer, want, read, context, arena, cancelled);
+  });
+  DI_ASSERT(queued.ok());
+}
+
+// On a thread of the pool: touches the disk, the arena, and what it was given.
+void Server::read_run(const Peer& host, const wire::kv_read& want, const Read& read, IoPool::Context& context,
+                      const std::shared_ptr<kv::ArenaClient>& arena,
+                      const std::shared_ptr<std::atomic<bool>>& cancelled) {
+  std::uint64_t bytes = 0;
+  const auto run = [&]() -> Status {
+    const Result<SlotHeader> header = read_header(*disk_, read, context.scratch);
+    if (!header) return header.error();
+    const Shard& shard = header->shard;
+    const auto groups = static_cast<std::uint32_t>(shard.segments.size());
+    if (shard.pages[shard.column].keys.size() != want.page_blocks ||
+        want.slot.page_blocks != want.page_blocks) {
+      return Error{Code::corrupt, 0, "the column holds a page of another length"};
+    }
+    std::uint64_t offset = 0;
+    for (std::uint32_t group = 0; group < groups; ++group) {
+      const std::uint64_t length = shard.segments[group];
+      if (group >= want.from_group) {
+        if (cancelled->load(std::memory_order_relaxed)) return Error{Code::cancelled, 0, "cancelled"};
+        // Asked anew for each segment: the slot may have been given up.
+        Result<MutableByteView> slot = arena->slot_to_write(want.slot, shard.payload_bytes());
+        if (!slot) return Error{Code::stale, 0, slot.error().message};
+        const MutableByteView to = slot->subspan(offset, length);
+        if (hooks_.mid_segment) {
+          const std::uint64_t half = align_up(length / 2, disk_align_bytes);
+          DI_TRY(disk_->read(read.offset + read.slot_class.header_bytes + offset, to.first(half)));
+          hooks_.mid_segment();
+        }
+        DI_TRY(read_segment(*disk_, read, *header, group, to));
+        bytes += length;
+        if (group + 1 < groups) {
+          context.report([this, host, transfer = want.transfer, group] {
+            if (!transfers_.contains({host, transfer})) return;
+            send(host, wire::kv_read_done{transfer, 0, group});
+          });
+        }
+      }
+      offset += length;
+    }
+    context.report([this, id = TransferId{host, want.transfer}, read, bytes, last = groups - 1] {
+      // The last group ends the transfer; a cancel that came meanwhile has nothing left to stop.
+      const auto found = transfers_.find(id);
+      if (found != transfers_.end() && !found->second.cancelled->load(std::memory_order_relaxed)) {
+        send(id.first, wire::kv_read_done{id.second, 0, last});
+      }
+      read_ended(id, read, Code::ok, bytes);
+    });
+    return {};
+  };
+  const Status status = run();
+  if (status.ok()) return;
+  context.report([this, id = TransferId{host, want.transfer}, read, code = status.error().code, bytes] {
+    read_ended(id, read, code, bytes);
+  });
+}
+
+void Server::read_ended(const TransferId& id, const Read& read, Code code, std::uint64_t bytes) {
+  volume_->read_end(read);
+  counters_.read_bytes += bytes;
+  const auto found = transfers_.find(id);
+  DI_ASSERT(found != transfers_.end());
+  const Transfer transfer = std::move(found->second);
+  transfers_.erase(found);
+  read_us_.record(static_cast<std::uint64_t>(to_us(loop_.monotonic_now() - transfer.began)));
+  const bool cancelled = transfer.cancelled->load(std::memory_order_relaxed);
+  if (cancelled) {
+    ++counters_.reads_cancelled;
+    if (transfer.answer_cancel) send(id.first, wire::kv_read_cancelled{id.second});
+  } else if (code == Code::ok) {
+    ++counters_.reads;
+  } else {
+    if (code == Code::corrupt) ++counters_.reads_corrupt;
+    if (code == Code::io) ++counters_.reads_io;
+    if (code == Code::stale) ++counters_.reads_refused;
+    if (code != Code::stale) {
+      log_warn("store", "read failed",
+               {{"stripe", read.stripe},
+                {"column", read.column},
+                {"code", code_name(code)},
+                {"host", id.first.instance}});
+    }
+    send(id.first, wire::kv_read_done{id.second, static_cast<std::uint16_t>(code), 0});
+  }
+  stop_when_idle();
+}
+
+void Server::cancel(const Peer& host, std::uint64_t transfer) {
+  const auto found = transfers_.find({host, transfer});
+  if (found == transfers_.end() || !found->second.running) {
+    if (found != transfers_.end()) {
+      transfers_.erase(found);
+      std::erase_if(hosts_.at(host.instance).waiting, [&](const wire::Envelope& message) {
+        if (message.number != wire::kv_read::number) return false;
+        wire::kv_read want;
+        return decode(message, want) && want.transfer == transfer;
+      });
+    }
+    send(host, wire::kv_read_cancelled{transfer});
+    return;
+  }
+  found->second.cancelled->store(true, std::memory_order_relaxed);
+  found->second.answer_cancel = true;
+}
+
+// ---- puts
+
+void Server::put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code) {
+  switch (code) {
+    case Code::ok:
+      break;
+    case Code::no_space:
+      ++counters_.puts_no_space;
+      break;
+    case Code::io:
+      ++counters_.puts_io;
+      break;
+    case Code::corrupt:
+      ++counters_.puts_corrupt;
+      break;
+    case Code::invalid:
+    case Code::not_found:
+    case Code::exists:
+    case Code::busy:
+    case Code::timeout:
+    case Code::cancelled:
+    case Code::unreachable:
+    case Code::unsupported:
+    case Code::denied:
+    case Code::stale:
+      ++counters_.puts_refused;
+  }
+  send(host, wire::kv_put_done{stripe, column, static_cast<std::uint16_t>(code)});
+}
+
+void Server::put(Host& host, const wire::Envelope& message) {
+  wire::kv_put want;
+  if (!decode(message, want)) return;
+  const auto refuse = [&](Code code) { put_answer(host.peer, want.stripe, want.column, code); };
+  if (stopping_ || puts_ >= options_.puts_max) return refuse(Code::busy);
+  if (!host.here) return refuse(Code::unsupported);
+  if (!host.arena) {
+    if (!host.socket) attach(host);
+    if (!host.socket) return refuse(Code::unreachable);
+    if (host.waiting.size() >= waiting_max) return refuse(Code::busy);
+    host.waiting.push_back(message);
+    return;
+  }
+  if (want.volume != volume_number) return refuse(Code::not_found);
+  const auto layout = layouts_.find(want.fingerprint);
+  if (layout == layouts_.end()) return refuse(Code::unsupported);
+  Result<Shard> shard = shard_make(*layout->second, want.stripe, want.column, std::move(want.pages));
+  if (!shard) return refuse(shard.error().code);
+  const std::uint64_t keys = shard->pages[shard->column].keys.size();
+  if (want.slot.page_blocks != keys) return refuse(Code::stale);
+  Result<Put> begun = volume_->put_begin(*shard);
+  if (!begun) {
+    // A repetition of a put that is done is as good as the first.
+    const Result<Read> there = volume_->read_begin(want.stripe, want.column);
+    if (there) volume_->read_end(*there);
+    return refuse(begun.error().code == Code::exists ? (there ? Code::ok : Code::busy) : begun.error().code);
+  }
+  auto work = std::make_shared<PutWork>();
+  work->host = host.peer;
+  work->want = std::move(want);
+  work->put = *std::move(begun);
+  work->began = loop_.monotonic_now();
+  work->arena = host.arena;
+  work->layout = layout->second;
+  ++puts_;
+  const Status queued = pool_.write([this, work](IoPool::Context& context) {
+    const PutOutcome outcome = put_run(
+        *disk_, work->put,
+        [&](MutableByteView to) -> Status {
+          const Result<ByteView> page = work->arena->page(*work->layout, work->want.slot);
+          if (!page) return Error{Code::stale, 0, page.error().message};
+          std::copy(page->begin(), page->end(), to.begin());
+          if (!work->arena->current(work->want.slot)) return Error{Code::stale, 0, "the slot was given up"};
+          return {};
+        },
+        context.scratch, context.broken);
+    context.report([this, work, outcome] { put_ended(work, outcome); });
+  });
+  DI_ASSERT(queued.ok());
+}
+
+void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome) {
+  const bool was_broken = volume_->broken();
+  volume_->put_end(work->put, outcome);
+  --puts_;
+  work->arena.reset();
+  if (volume_->broken() && !was_broken) {
+    log_error("store", "volume broken: a write of its tables failed", {{"error", outcome.status.error()}});
+  }
+  const Shard& shard = work->put.header.shard;
+  const auto answer = [this, work, code = outcome.status.ok() ? Code::ok : outcome.status.error().code] {
+    put_us_.record(static_cast<std::uint64_t>(to_us(loop_.monotonic_now() - work->began)));
+    put_answer(work->host, work->want.stripe, work->want.column, code);
+  };
+  if (!outcome.status.ok()) {
+    log_warn("store", "put failed",
+             {{"stripe", shard.stripe}, {"column", shard.column}, {"error", outcome.status.error()}});
+    answer();
+  } else {
+    ++counters_.puts;
+    counters_.put_bytes += shard.payload_bytes();
+    if (options_.strict) {
+      unflushed_.push_back(work);
+      if (!syncing_) sync_now();
+    } else if (hooks_.put_written) {
+      hooks_.put_written(answer);
+    } else {
+      answer();
+    }
+  }
+  sync_soon();
+  stop_when_idle();
+}
+
+void Server::free(const wire::kv_free& message) {
+  for (const std::uint64_t stripe : message.stripes) counters_.columns_freed += volume_->free(stripe);
+  sync_soon();
+}
+
+// ---- write behind
+
+void Server::sync_soon() {
+  if (!syncing_ && !sync_timer_.armed() && !volume_->clean() && !volume_->broken()) {
+    sync_timer_.start_after(options_.flush_every);
+  }
+}
+
+void Server::sync_now() {
+  if (syncing_) return;
+  sync_timer_.cancel();
+  std::optional<Sync> sync = volume_->sync_begin();
+  if (!sync) {
+    sync_soon();
+    stop_when_idle();
+    return;
+  }
+  syncing_ = true;
+  flushing_ = std::exchange(unflushed_, {});
+  const auto shared = std::make_shared<Sync>(*std::move(sync));
+  const auto ended = [this](const Status& status) {
+    syncing_ = false;
+    volume_->sync_end(status);
+    ++counters_.syncs;
+    if (!status.ok()) {
+      log_error("store", "volume broken: a write of its tables failed", {{"error", status.error()}});
+    }
+    for (const std::shared_ptr<PutWork>& work : std::exchange(flushing_, {})) {
+      const auto answer = [this, work, code = status.ok() ? Code::ok : Code::io] {
+        put_us_.record(static_cast<std::uint64_t>(to_us(loop_.monotonic_now() - work->began)));
+        put_answer(work->host, work->want.stripe, work->want.column, code);
+      };
+      if (hooks_.put_written) {
+        hooks_.put_written(answer);
+      } else {
+        answer();
+      }
+    }
+    if (!unflushed_.empty() || stopping_) {
+      sync_now();
+    } else {
+      sync_soon();
+    }
+    stop_when_idle();
+  };
+  const Status queued = pool_.write([this, shared, ended](IoPool::Context& context) {
+    const Status status = sync_run(*disk_, *shared, context.scratch, context.broken);
+    context.report([ended, status] { ended(status); });
+  });
+  DI_ASSERT(queued.ok());
+}
+
+// ---- inventory
+
+void Server::inventory_start(const Peer& meta) {
+  inventory_ = std::make_unique<Inventory>();
+  inventory_->meta = meta;
+  inventory_->number = ++inventories_begun_;
+  inventory_next();
+}
+
+void Server::inventory_next() {
+  std::vector<Read> reads;
+  inventory_->last = !volume_->list(inventory_->from, inventory_part_max, reads);
+  const Status queued = pool_.read(2, [this, reads, number = inventory_->number](IoPool::Context& context) {
+    std::vector<Result<SlotHeader>> headers;
+    headers.reserve(reads.size());
+    for (const Read& read : reads) headers.push_back(read_header(*disk_, read, context.scratch));
+    auto shared = std::make_shared<std::vector<Result<SlotHeader>>>(std::move(headers));
+    context.report([this, number, reads, shared] { inventory_read(number, reads, std::move(*shared)); });
+  });
+  DI_ASSERT(queued.ok());
+  inventory_timer_.start_after(inventory_wait);
+}
+
+void Server::inventory_read(std::uint64_t number, std::vector<Read> reads,
+                            std::vector<Result<SlotHeader>> headers) {
+  wire::meta_inventory part;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const Read& read = reads[i];
+    volume_->read_end(read);
+    if (!headers[i]) {
+      if (headers[i].error().code == Code::corrupt) {
+        // Nobody will ever read it: its room is worth more.
+        ++counters_.slots_dropped;
+        log_warn("store", "dropped a slot without a good header",
+                 {{"stripe", read.stripe}, {"column", read.column}, {"error", headers[i].error()}});
+        volume_->free(read.stripe);
+      }
+      continue;
+    }
+    wire::ShardRecord record;
+    record.stripe = read.stripe;
+    record.volume = volume_number;
+    record.column = read.column;
+    record.generation = static_cast<std::uint32_t>(read.sequence);
+    record.fingerprint = headers[i]->shard.fingerprint;
+    record.pages = std::move(headers[i]->shard.pages);
+    part.shards.push_back(std::move(record));
+  }
+  stop_when_idle();
+  if (!inventory_ || inventory_->number != number) return;
+  part.cursor = inventory_->cursor;
+  part.last = inventory_->last;
+  send(inventory_->meta, part);
+}
+
+void Server::inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack) {
+  if (!inventory_ || inventory_->meta != meta || ack.cursor != inventory_->cursor) return;
+  for (const std::uint64_t stripe : ack.unknown) counters_.columns_freed += volume_->free(stripe);
+  sync_soon();
+  if (inventory_->last) {
+    inventory_.reset();
+    inventory_timer_.cancel();
+    ++counters_.inventories;
+    return;
+  }
+  ++inventory_->cursor;
+  inventory_next();
+}
+
+// ---- stop
+
+void Server::stop(std::function<void()> done) {
+  stopping_ = true;
+  stopped_ = std::move(done);
+  inventory_.reset();
+  inventory_timer_.cancel();
+  for (auto& [id, transfer] : transfers_) transfer.cancelled->store(true, std::memory_order_relaxed);
+  std::erase_if(transfers_, [](const auto& entry) { return !entry.second.running; });
+  stop_when_idle();
+}
+
+void Server::stop_when_idle() {
+  if (!stopped_ || !transfers_.empty() || puts_ > 0 || syncing_ || volume_->stats().reading > 0) return;
+  if (!volume_->clean() && !volume_->broken()) {
+    // Each sync lets idle segments close; a few of them and the open list is empty.
+    if (!sync_timer_.armed()) sync_timer_.start_after(Duration{0});
+    return;
+  }
+  const auto done = std::exchange(stopped_, nullptr);
+  sync_timer_.cancel();
+  loop_.post("store-stopped", done);
+}
+
+}  // namespace di::store

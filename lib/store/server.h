@@ -1,0 +1,202 @@
+// store/server.h: what a store daemon does with messages: reads into arenas, puts from arenas, frees and
+// the inventory.
+//
+// Owner: loop thread; disk work is on the threads of its IoPool.  Messages come and go as
+// wire::Envelope; the shell (cmd/di-kvd) is the network.  A host's arena is mapped over its socket
+// (transfer/shm.h) when the host comes up; what arrives before it is mapped waits.
+//
+// One transfer, from kv_read to its last answer:
+//   waiting   the arena is not mapped yet      -> reading; ended by kv_read_cancel or loss of the host
+//   reading   a task is queued or running      -> kv_read_done after each layer group; the last one, a
+//             failure, or the task's end after kv_read_cancel (kv_read_cancelled) ends it
+// Any other kv_read_cancel is answered at once: nothing of that transfer will be written.
+//
+// Durability: by default a put is acknowledged after its write and the volume is flushed every
+// `flush_every`; with `strict` it is acknowledged after the flush.
+//
+// Bounds: transfers_max reads and puts_max puts at a time, above that `busy`; one inventory part.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/histogram.h"
+#include "base/result.h"
+#include "kv/arena.h"
+#include "loop/loop.h"
+#include "store/io.h"
+#include "store/volume.h"
+#include "transfer/shm.h"
+#include "wire/envelope.h"
+
+namespace di::store {
+
+// One start of an instance.
+struct Peer {
+  std::string instance;
+  std::uint32_t generation = 0;
+
+  friend auto operator<=>(const Peer&, const Peer&) = default;
+};
+
+struct ServerCounters {
+  std::uint64_t reads = 0;  // transfers ended well
+  std::uint64_t read_bytes = 0;
+  std::uint64_t reads_not_found = 0;
+  std::uint64_t reads_corrupt = 0;
+  std::uint64_t reads_io = 0;
+  std::uint64_t reads_refused = 0;  // busy, stale, no arena
+  std::uint64_t reads_cancelled = 0;
+  std::uint64_t puts = 0;
+  std::uint64_t put_bytes = 0;
+  std::uint64_t puts_no_space = 0;
+  std::uint64_t puts_io = 0;
+  std::uint64_t puts_corrupt = 0;  // the arena's bytes did not match
+  std::uint64_t puts_refused = 0;  // busy, stale, unknown layout, no arena
+  std::uint64_t columns_freed = 0;
+  std::uint64_t inventories = 0;    // finished
+  std::uint64_t slots_dropped = 0;  // unreadable headers found by an inventory
+  std::uint64_t syncs = 0;
+  std::uint64_t malformed = 0;
+};
+
+class Server {
+ public:
+  static constexpr std::size_t layouts_max = 64;
+  static constexpr std::size_t inventory_part_max = 1024;
+  // A part that is not acknowledged in this time: the inventory starts over.
+  static constexpr Duration inventory_wait = seconds(10);
+  static constexpr std::uint16_t volume_number = 0;
+
+  struct Options {
+    Peer self;            // generation: set_self()
+    std::string run_dir;  // arenas are at RUNDIR/INSTANCE.arena
+    std::uint32_t io_threads = 4;
+    std::size_t transfers_max = 512;
+    std::size_t puts_max = 512;
+    bool strict = false;
+    Duration flush_every = milliseconds(100);
+  };
+  struct Hooks {
+    std::function<void(const wire::Envelope&)> send;
+    // Fault points.  The first two run on the disk's threads in the middle of the work (when set, the
+    // work is done in halves); the third gets the answer to a put and decides about it.
+    std::function<void()> mid_segment;
+    std::function<void(std::function<void()> answer)> put_written;
+  };
+
+  Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume, Options options,
+         Hooks hooks);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  void set_self(const Peer& self) { options_.self = self; }
+  // Descriptors come with the members that serve a model; without one puts of its pages are refused.
+  void learn_layout(const kv::Layout& layout);
+
+  // di-meta came (again): it gets the inventory.
+  void meta_up(const Peer& meta);
+  void meta_lost(const Peer& meta);
+  // `here`: on this machine, so that its arena can be mapped.
+  void host_up(const Peer& host, bool here);
+  void host_lost(const Peer& host);
+  void on_message(const wire::Envelope& message);
+
+  // Refuses new work, waits for what runs, writes everything behind, then calls `done`.
+  void stop(std::function<void()> done);
+
+  [[nodiscard]] const ServerCounters& counters() const { return counters_; }
+  [[nodiscard]] const Volume& volume() const { return *volume_; }
+  [[nodiscard]] std::size_t transfers() const { return transfers_.size(); }
+  [[nodiscard]] std::size_t puts() const { return puts_; }
+  [[nodiscard]] std::size_t io_pending() const { return pool_.pending(); }
+  [[nodiscard]] std::size_t arenas() const;
+  [[nodiscard]] bool inventory_running() const { return inventory_ != nullptr; }
+  // From message to last answer, in microseconds.
+  [[nodiscard]] const Histogram& read_us() const { return read_us_; }
+  [[nodiscard]] const Histogram& put_us() const { return put_us_; }
+
+ private:
+  struct Host {
+    Peer peer;
+    bool here = false;
+    std::unique_ptr<transfer::ShmClient> socket;
+    std::shared_ptr<kv::ArenaClient> arena;
+    std::vector<wire::Envelope> waiting;  // for the arena
+  };
+  using TransferId = std::pair<Peer, std::uint64_t>;
+  struct Transfer {
+    std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
+    bool answer_cancel = false;
+    bool running = false;
+    Instant began;
+  };
+  struct PutWork;
+  struct Inventory {
+    Peer meta;
+    std::uint64_t cursor = 0;
+    SlotAddress from;
+    bool last = false;
+    std::uint64_t number = 0;  // of this inventory: late results of another are dropped
+  };
+
+  void attach(Host& host);
+  void detach(const Peer& peer);
+  Host* host_of(const wire::Envelope& message);
+  template <class M>
+  bool decode(const wire::Envelope& message, M& out);
+  template <class M>
+  void send(const Peer& to, const M& message, const wire::Scope& scope = {});
+
+  void read(Host& host, const wire::Envelope& message);
+  void read_run(const Peer& host, const wire::kv_read& want, const Read& read, IoPool::Context& context,
+                const std::shared_ptr<kv::ArenaClient>& arena,
+                const std::shared_ptr<std::atomic<bool>>& cancelled);
+  void read_ended(const TransferId& id, const Read& read, Code code, std::uint64_t bytes);
+  void refuse_read(const Peer& host, std::uint64_t transfer, Code code);
+  void cancel(const Peer& host, std::uint64_t transfer);
+  void put(Host& host, const wire::Envelope& message);
+  void put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome);
+  void put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code);
+  void free(const wire::kv_free& message);
+  void inventory_start(const Peer& meta);
+  void inventory_next();
+  void inventory_read(std::uint64_t number, std::vector<Read> reads, std::vector<Result<SlotHeader>> headers);
+  void inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack);
+  void sync_soon();
+  void sync_now();
+  void stop_when_idle();
+
+  loop::Loop& loop_;
+  Options options_;
+  Hooks hooks_;
+  std::unique_ptr<Disk> disk_;
+  std::unique_ptr<Volume> volume_;
+  std::map<Key, std::shared_ptr<const kv::Layout>> layouts_;
+  std::map<std::string, Host> hosts_;
+  std::map<TransferId, Transfer> transfers_;
+  std::size_t puts_ = 0;
+  std::vector<std::shared_ptr<PutWork>> unflushed_;  // strict: written, not flushed
+  std::vector<std::shared_ptr<PutWork>> flushing_;   // covered by the sync in progress
+  bool syncing_ = false;
+  std::unique_ptr<Inventory> inventory_;
+  std::uint64_t inventories_begun_ = 0;
+  bool stopping_ = false;
+  std::function<void()> stopped_;
+  ServerCounters counters_;
+  Histogram read_us_;
+  Histogram put_us_;
+  loop::Timer sync_timer_;
+  loop::Timer inventory_timer_;
+  IoPool pool_;  // last: its threads use what is above
+};
+
+}  // namespace di::store
