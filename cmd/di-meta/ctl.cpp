@@ -1,0 +1,108 @@
+#include "ctl.h"
+
+namespace di::meta {
+
+namespace {
+
+constexpr std::size_t page_rows_a_turn = 256;
+constexpr Duration look_again_after = milliseconds(20);
+
+std::string join(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out.append(out.empty() ? "" : ",").append(word);
+  return out;
+}
+
+std::string_view state_name(std::uint8_t state) {
+  return state == 0 ? "up" : "draining";
+}
+
+void show_fleet(const Service& service, daemon::Reply& reply) {
+  for (const net::Member& member : service.membership().members()) {
+    const bool self = member.program == "di-meta";
+    daemon::Row row;
+    row.text("instance", member.instance)
+        .number("id", member.id)
+        .number("generation", member.generation)
+        .text("state", state_name(member.state))
+        .boolean("connected", self || service.connected(member.id))
+        .text("role", member.role)
+        .text("host", member.host)
+        .text("rack", member.rack)
+        .text("zone", member.zone)
+        .number("ranks", member.ranks)
+        .text("model", member.model)
+        .text("revision", member.revision.is_zero() ? "" : member.revision.text().substr(0, 16))
+        .text("control", member.control);
+    reply.row(row);
+  }
+  reply.end();
+}
+
+void show_kv(const Service& service, daemon::Reply& reply) {
+  for (const directory::Index::Place& place : service.index().places()) {
+    daemon::Row row;
+    row.text("place", place.instance)
+        .text("tier", place.store ? "store" : "arena")
+        .text("state", place.up ? "up" : "away")
+        .boolean("complete", place.complete)
+        .number("pages", place.pages)
+        .number("blocks", place.blocks)
+        .number("bytes", place.bytes)
+        .number("free_pending_bytes", place.free_pending_bytes);
+    reply.row(row);
+  }
+  reply.end();
+}
+
+}  // namespace
+
+Control::Listing::Listing(loop::Loop& loop, const Service& service, daemon::Reply reply)
+    : service_(service),
+      reply_(std::move(reply)),
+      timer_(loop, loop::TimerKind::liveness, "show kv pages", [this] { go_on(); }) {
+  timer_.start_after(Duration{0});
+}
+
+void Control::Listing::go_on() {
+  if (!reply_.wanted()) {
+    done_ = true;
+    return;
+  }
+  if (!reply_.accepts_more()) return timer_.start_after(look_again_after);
+  const auto rows = service_.index().pages_after(after_, page_rows_a_turn);
+  for (const directory::Index::PageRow& page : rows) {
+    daemon::Row row;
+    row.number("page", page.page)
+        .text("stores", join(page.stores))
+        .boolean("readable", page.readable)
+        .number("blocks", page.blocks)
+        .number("bytes", page.bytes)
+        .text("first_key", page.first.text())
+        .text("parent_key", page.parent.text());
+    reply_.row(row);
+    after_ = page.page;
+  }
+  if (!rows.empty()) return timer_.start_after(Duration{0});
+  reply_.end();
+  done_ = true;
+}
+
+bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply) {
+  std::erase_if(listings_, [](const auto& listing) { return listing->done(); });
+  if (words == std::vector<std::string>{"show", "fleet"}) {
+    show_fleet(service_, reply);
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "kv"}) {
+    show_kv(service_, reply);
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "kv", "pages"}) {
+    listings_.push_back(std::make_unique<Listing>(loop_, service_, std::move(reply)));
+    return true;
+  }
+  return false;
+}
+
+}  // namespace di::meta

@@ -1,0 +1,133 @@
+#include "meta.h"
+
+#include <chrono>
+
+namespace di::meta {
+
+void params(config::Params& params, Config& config) {
+  daemon::common_params(params, config.common, "di-meta");
+  params.string(
+      "meta.catalogue", config.catalogue,
+      {.help = "SQLite file with generations and the namespace secret; empty: RUNDIR/INSTANCE.catalogue"});
+  params.integer("meta.blocks_max", config.blocks_max,
+                 {.def = 4 << 20,
+                  .min = 1024,
+                  .max = 1 << 30,
+                  .unit = "blocks",
+                  .help = "blocks in the directory, about 200 bytes of memory each"});
+  params.duration(
+      "kv.ttl", config.kv_ttl,
+      {.help = "a stored page that no request used for so long is dropped; 0s: when room is needed"});
+}
+
+Status Meta::on_prepare(daemon::Daemon& daemon) {
+  const std::string path = config_.catalogue.empty() ? daemon.path("catalogue") : config_.catalogue;
+  auto catalogue = directory::Catalogue::open(path);
+  if (!catalogue) return catalogue.error();
+  log_info("meta", "catalogue open",
+           {{"path", path}, {"cluster", catalogue->cluster()}, {"run", catalogue->run()}});
+  catalogue_ = std::make_unique<directory::Catalogue>(*std::move(catalogue));
+  return {};
+}
+
+Status Meta::on_start(daemon::Daemon& daemon) {
+  Service::Options options;
+  options.index.blocks_max = config_.blocks_max;
+  options.index.stripe_ttl = config_.kv_ttl;
+  auto service = Service::create(daemon.loop(), daemon.endpoint(), *catalogue_, options);
+  if (!service) return service.error();
+  service_ = *std::move(service);
+  const auto address = daemon.listen();
+  if (!address) return address.error();
+  net::Member self = daemon.self_member();
+  self.control = *address;
+  DI_TRY(service_->start(std::move(self)));
+  control_ = std::make_unique<Control>(daemon.loop(), *service_);
+  register_metrics(daemon.metrics());
+  daemon.ready();
+  return {};
+}
+
+// Nothing to drain: the fleet goes on with the last list, cold, until the directory is back.
+void Meta::on_stop(daemon::Daemon& daemon) {
+  if (control_ != nullptr) control_->stop();
+  if (service_ != nullptr) service_->stop();
+  daemon.stopped();
+}
+
+bool Meta::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+  return control_ != nullptr && control_->answer(words, std::move(reply));
+}
+
+void Meta::on_dump() {
+  if (service_ == nullptr) return;
+  const directory::Index& index = service_->index();
+  log_info("meta", "state",
+           {{"members", service_->membership().count()},
+            {"epoch", service_->membership().epoch()},
+            {"blocks", index.blocks()},
+            {"stripes", index.stripes()},
+            {"leases", index.leases()},
+            {"open_puts", index.open_puts()},
+            {"pending_frees", index.pending_frees()}});
+}
+
+void Meta::register_metrics(daemon::Metrics& metrics) {
+  const directory::Index& index = service_->index();
+  const directory::Index::Counters& c = index.counters();
+  const auto counter = [&](std::string_view name, std::string_view help, const std::uint64_t& cell,
+                           daemon::Metrics::Labels labels = {}) {
+    metrics.counter_from(
+        name, help, [&cell] { return cell; }, std::move(labels));
+  };
+  counter("di_meta_matches_total", "Prefix matches answered", c.matches);
+  counter("di_meta_match_blocks_total", "Blocks that matches asked for", c.match_blocks);
+  counter("di_meta_match_hit_blocks_total", "Blocks that matches found", c.match_hit_blocks);
+  counter("di_meta_plans_total", "Plans answered", c.plans);
+  counter("di_meta_plan_blocks_total", "Blocks that plans asked for", c.plan_blocks);
+  counter("di_meta_plan_found_blocks_total", "Blocks that plans found", c.plan_found_blocks);
+  counter("di_meta_plans_refused_total", "Plans refused because no lease was left", c.plan_refused);
+  counter("di_meta_leases_expired_total", "Leases that ended without a release", c.leases_expired);
+  const std::string_view puts = "Outcomes of puts to the store";
+  counter("di_meta_puts_total", puts, c.puts_opened, {{"outcome", "opened"}});
+  counter("di_meta_puts_total", puts, c.puts_committed, {{"outcome", "committed"}});
+  counter("di_meta_puts_total", puts, c.puts_exist, {{"outcome", "exists"}});
+  counter("di_meta_puts_total", puts, c.puts_busy, {{"outcome", "busy"}});
+  counter("di_meta_puts_total", puts, c.puts_invalid, {{"outcome", "invalid"}});
+  counter("di_meta_puts_total", puts, c.puts_duplicate, {{"outcome", "duplicate"}});
+  counter("di_meta_puts_total", puts, c.puts_refused, {{"outcome", "refused"}});
+  counter("di_meta_puts_total", puts, c.puts_aborted, {{"outcome", "aborted"}});
+  counter("di_meta_puts_total", puts, c.puts_lapsed, {{"outcome", "lapsed"}});
+  counter("di_meta_puts_total", puts, c.puts_no_space, {{"outcome", "no_space"}});
+  const std::string_view stripes = "What happened to stripes of the store";
+  counter("di_meta_stripes_total", stripes, c.stripes_adopted, {{"event", "adopted"}});
+  counter("di_meta_stripes_total", stripes, c.stripes_missing, {{"event", "missing"}});
+  counter("di_meta_stripes_total", stripes, c.stripes_evicted, {{"event", "evicted"}});
+  counter("di_meta_stripes_total", stripes, c.stripes_expired, {{"event", "expired"}});
+  counter("di_meta_stripes_total", stripes, c.stripes_freed, {{"event", "freed"}});
+  const std::string_view failed = "Reads of store columns that failed";
+  counter("di_meta_read_failed_total", failed, c.columns_corrupt, {{"code", "corrupt"}});
+  counter("di_meta_read_failed_total", failed, c.columns_not_found, {{"code", "not_found"}});
+  counter("di_meta_read_failed_total", failed, c.columns_io, {{"code", "io"}});
+  counter("di_meta_inventory_refused_total", "Inventory parts out of order or stale", c.inventory_refused);
+  counter("di_meta_arena_deltas_total", "Arena reports taken", c.arena_deltas);
+  counter("di_meta_arena_gaps_total", "Gaps in arena reports", c.arena_gaps);
+  counter("di_meta_arena_refused_total", "Arena pages malformed or above the bound", c.arena_refused);
+  counter("di_meta_key_collisions_total", "Keys equal in their first 16 bytes only", c.key_collisions);
+  counter("di_meta_blocks_refused_total", "Blocks above meta.blocks_max", c.blocks_refused);
+  const Service::Counters& s = service_->counters();
+  counter("di_meta_registrations_total", "Registrations taken", s.registrations);
+  counter("di_meta_registrations_refused_total", "Registrations refused", s.refused);
+  counter("di_meta_members_lost_total", "Members lost", s.lost);
+  metrics.gauge_from("di_meta_members", "Registered members",
+                     [this] { return static_cast<std::int64_t>(service_->membership().count()); });
+  metrics.gauge_from("di_meta_blocks", "Blocks in the directory",
+                     [&index] { return static_cast<std::int64_t>(index.blocks()); });
+  metrics.gauge_from("di_meta_stripes", "Stripes in the directory",
+                     [&index] { return static_cast<std::int64_t>(index.stripes()); });
+  metrics.held_from("leases", [&index] { return static_cast<std::int64_t>(index.leases()); });
+  metrics.held_from("open_puts", [&index] { return static_cast<std::int64_t>(index.open_puts()); });
+  metrics.held_from("pending_frees", [&index] { return static_cast<std::int64_t>(index.pending_frees()); });
+}
+
+}  // namespace di::meta

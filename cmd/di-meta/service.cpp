@@ -1,0 +1,295 @@
+#include "service.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/crypto.h"
+#include "base/log.h"
+#include "kv/layout.h"
+
+namespace di::meta {
+
+namespace {
+
+using daemon::FaultAction;
+using daemon::FaultPoint;
+using directory::Holder;
+using directory::Membership;
+
+// Members that were never connected, and what peers hold: looked at this often.
+constexpr Duration tick_every = seconds(1);
+// An answer that a fault point delays: longer than a host waits for a plan (1 s).
+constexpr Duration fault_delay = milliseconds(1500);
+
+bool is_host(const net::Member& member) {
+  return member.program == "di-kvd" && member.role == "host";
+}
+bool is_store(const net::Member& member) {
+  return member.program == "di-kvd" && member.role == "store";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Service>> Service::create(loop::Loop& loop, net::Endpoint& endpoint,
+                                                 directory::Catalogue& catalogue, Options options) {
+  auto rows = catalogue.instances();
+  if (!rows) return rows.error();
+  options.index.run = catalogue.run();
+  return std::unique_ptr<Service>(new Service(loop, endpoint, catalogue, options, *std::move(rows)));
+}
+
+Service::Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,
+                 std::vector<directory::InstanceRow> rows)
+    : loop_(loop),
+      endpoint_(endpoint),
+      catalogue_(catalogue),
+      membership_(std::move(rows), catalogue.run()),
+      index_(options.index, loop.monotonic_now()),
+      tick_(loop, loop::TimerKind::liveness, "members", [this] { tick(); }),
+      due_(loop, loop::TimerKind::liveness, "directory", [this] { step_index(); }) {
+  set_handlers();
+}
+
+Status Service::start(net::Member self) {
+  const wire::meta_register message{std::move(self), random_u64() | 1};
+  const auto admission = membership_.judge(message);
+  if (!admission) return admission.error().in("registering itself");
+  if (admission->row_changed) DI_TRY(catalogue_.save(admission->row));
+  membership_.admit_self(*admission);
+  endpoint_.identify(admission->member, catalogue_.cluster());
+  tick_.start_every(tick_every);
+  loop_.on_turn_end([this, alive = alive_] {
+    if (*alive) rearm();
+  });
+  return {};
+}
+
+void Service::stop() {
+  *alive_ = false;
+  tick_.cancel();
+  due_.cancel();
+  delayed_.clear();
+}
+
+std::optional<Holder> Service::holder(const net::Incoming& in) const {
+  const net::Member* member = membership_.find(in.from.id, in.from.generation);
+  if (member == nullptr) return std::nullopt;
+  return Holder{member->instance, member->generation};
+}
+
+void Service::with_fault(FaultAction action, loop::Callback callback) {
+  if (action == FaultAction::drop) return;
+  if (action == FaultAction::none || delayed_.size() >= delayed_max) return callback();
+  auto timer =
+      std::make_unique<loop::Timer>(loop_, loop::TimerKind::liveness, "delayed answer", std::move(callback));
+  timer->start_after(fault_delay);
+  delayed_.push_back(std::move(timer));
+}
+
+void Service::set_handlers() {
+  using net::Incoming;
+  const auto now = [this] { return loop_.monotonic_now(); };
+  endpoint_.on_peer_up([this](const net::Member& member) { peer_up(member); });
+  endpoint_.on_peer_lost(
+      [this](net::PeerId id, std::uint32_t generation) { apply(membership_.lost(id, generation)); });
+  endpoint_.on<wire::meta_register>(
+      [this](const Incoming& in, const wire::meta_register& message) { registered(in, message); });
+  endpoint_.on<wire::meta_state>([this](const Incoming& in, const wire::meta_state& message) {
+    const auto from = holder(in);
+    if (!from || message.state > static_cast<std::uint8_t>(directory::MemberState::leaves)) return;
+    const auto state = static_cast<directory::MemberState>(message.state);
+    index_.store_draining(*from, state == directory::MemberState::draining);
+    apply(membership_.set_state(in.from.id, in.from.generation, state));
+  });
+  endpoint_.on<wire::meta_match>([this](const Incoming& in, const wire::meta_match& message) {
+    if (holder(in)) answer(in, index_.match(message));
+  });
+  endpoint_.on<wire::meta_plan>([this, now](const Incoming& in, const wire::meta_plan& message) {
+    const auto from = holder(in);
+    if (!from) return;
+    const FaultAction action = daemon::fault(FaultPoint::meta_before_plan);
+    if (action == FaultAction::none) return answer(in, index_.plan(*from, in.header.request, message, now()));
+    // A late answer: the lease is taken when it is given.
+    with_fault(action, [this, now, to = in.from, request = in.header.request, attempt = in.header.attempt,
+                        holder = *from, message] {
+      const auto planned = index_.plan(holder, request, message, now());
+      static_cast<void>(endpoint_.reply(to, planned, {.request = request, .attempt = attempt}));
+    });
+  });
+  endpoint_.on<wire::meta_renew>([this, now](const Incoming& in, const wire::meta_renew& message) {
+    if (const auto from = holder(in)) index_.renew(*from, message, now());
+  });
+  endpoint_.on<wire::meta_release>([this](const Incoming& in, const wire::meta_release& message) {
+    if (const auto from = holder(in)) index_.release(*from, message);
+  });
+  endpoint_.on<wire::meta_arena_delta>([this](const Incoming& in, const wire::meta_arena_delta& message) {
+    const auto from = holder(in);
+    if (!from || !index_.arena_delta(*from, message)) return;
+    log_warn("meta", "gap in arena reports", {{"host", from->instance}, {"seq", message.seq}});
+    answer(in, wire::meta_arena_resync{});
+  });
+  endpoint_.on<wire::meta_put_open>([this, now](const Incoming& in, const wire::meta_put_open& message) {
+    if (const auto from = holder(in)) answer(in, index_.put_open(*from, message, now()));
+  });
+  endpoint_.on<wire::meta_put_commit>([this, now](const Incoming& in, const wire::meta_put_commit& message) {
+    const auto from = holder(in);
+    if (!from || daemon::fault(FaultPoint::meta_before_commit) == FaultAction::drop) return;
+    const auto committed = index_.put_commit(*from, message, now());
+    with_fault(daemon::fault(FaultPoint::meta_after_commit),
+               [this, committed, to = in.from, request = in.header.request, attempt = in.header.attempt] {
+                 static_cast<void>(endpoint_.reply(to, committed, {.request = request, .attempt = attempt}));
+               });
+  });
+  endpoint_.on<wire::meta_put_abort>([this, now](const Incoming& in, const wire::meta_put_abort& message) {
+    if (const auto from = holder(in)) index_.put_abort(*from, message, now());
+  });
+  endpoint_.on<wire::meta_inventory>([this, now](const Incoming& in, const wire::meta_inventory& message) {
+    const auto from = holder(in);
+    if (!from) return;
+    const auto ack = index_.inventory(*from, message, now());
+    if (!ack) {
+      log_warn("meta", "inventory refused", {{"store", from->instance}, {"cursor", message.cursor}});
+      return;
+    }
+    if (message.last) {
+      const directory::Index::Counters& c = index_.counters();
+      log_info("meta", "inventory complete",
+               {{"store", from->instance}, {"stripes", index_.stripes()}, {"adopted", c.stripes_adopted}});
+    }
+    answer(in, *ack);
+  });
+  endpoint_.on<wire::meta_read_failed>(
+      [this, now](const Incoming& in, const wire::meta_read_failed& message) {
+        const auto from = holder(in);
+        if (!from) return;
+        log_warn("meta", "read failed",
+                 {{"page", message.page},
+                  {"column", message.column},
+                  {"code", code_name(static_cast<Code>(message.code))},
+                  {"host", from->instance}});
+        index_.read_failed(message, now());
+      });
+}
+
+void Service::registered(const net::Incoming& in, const wire::meta_register& message) {
+  wire::meta_registered answered;
+  answered.cluster = catalogue_.cluster();
+  answered.lost_ms = static_cast<std::uint32_t>(to_ms(directory::member_lost_after));
+  const auto refuse = [&](Code code, const std::string& reason) {
+    ++counters_.refused;
+    log_warn("meta", "registration refused",
+             {{"instance", message.self.instance.substr(0, 128)}, {"reason", reason}});
+    answered.code = static_cast<std::uint16_t>(code);
+    answered.reason = reason;
+    answer(in, answered);
+  };
+  const net::Member* peer = in.from.id == 0 ? nullptr : endpoint_.peer(in.from.id);
+  if (peer != nullptr && peer->instance != message.self.instance) {
+    return refuse(Code::invalid, "the connection belongs to " + peer->instance);
+  }
+  const auto admission = membership_.judge(message);
+  if (!admission) return refuse(admission.error().code, admission.error().message);
+  if (admission->row_changed) {
+    if (const Status saved = catalogue_.save(admission->row); !saved) {
+      log_error("meta", "cannot save a generation", {{"error", saved.error()}});
+      return refuse(Code::busy, "the catalogue cannot be written");
+    }
+  }
+  ++counters_.registrations;
+  const Membership::Change change = membership_.admit(*admission, loop_.monotonic_now());
+  if (change.changed) {
+    log_info("meta", "registered",
+             {{"instance", admission->row.instance},
+              {"id", admission->row.id},
+              {"generation", admission->row.generation}});
+  }
+  if (!admission->member.model.empty()) {
+    if (const auto layout = kv::Layout::decode(admission->member.layout)) {
+      index_.set_block_bytes(layout->page_bytes(layout->page_blocks()) / layout->page_blocks());
+    }
+  }
+  apply(change);
+  answered.id = admission->row.id;
+  answered.generation = admission->row.generation;
+  if (admission->member.program == "di-router") answered.secret = catalogue_.secret();
+  answer(in, answered);
+}
+
+void Service::peer_up(const net::Member& member) {
+  const Instant now = loop_.monotonic_now();
+  const net::Member* present = membership_.find(member.id, member.generation);
+  if (present == nullptr) {
+    apply(membership_.rejoin(member, now));
+    present = membership_.find(member.id, member.generation);
+    if (present == nullptr) return;
+  }
+  membership_.heard(member.id, member.generation, now);
+  const Holder holder{present->instance, present->generation};
+  bool room = true;
+  if (is_host(*present)) room = index_.host_up(holder);
+  if (is_store(*present)) {
+    room = index_.store_up(holder, now);
+    index_.store_draining(holder, present->state != 0);
+  }
+  if (!room) log_warn("meta", "too many di-kvds", {{"instance", holder.instance}});
+  static_cast<void>(endpoint_.send(member.id, membership_.snapshot()));
+}
+
+void Service::apply(const Membership::Change& change) {
+  const Instant now = loop_.monotonic_now();
+  for (const Holder& holder : change.lost) {
+    ++counters_.lost;
+    log_info("meta", "member gone", {{"instance", holder.instance}, {"generation", holder.generation}});
+    index_.lost(holder, now);
+  }
+  if (change.changed) publish_later();
+}
+
+void Service::publish_later() {
+  if (publish_pending_) return;
+  publish_pending_ = true;
+  // Later: the endpoint may be in the middle of the event that changed the list.
+  loop_.post("members", [this, alive = alive_] {
+    if (*alive) publish();
+  });
+}
+
+void Service::publish() {
+  publish_pending_ = false;
+  const wire::meta_members snapshot = membership_.snapshot();
+  std::vector<net::PeerId> before;
+  for (const net::Member* peer : endpoint_.peers_up()) before.push_back(peer->id);
+  endpoint_.set_members(snapshot.members);
+  // Those that came up just now have it from peer_up().
+  const Bytes body = wire::body_encode(snapshot);
+  for (const net::PeerId id : before) {
+    if (endpoint_.up(id)) static_cast<void>(endpoint_.send_body(id, wire::meta_members::number, body, {}));
+  }
+}
+
+void Service::tick() {
+  const Instant now = loop_.monotonic_now();
+  // The endpoint watches the heartbeats of connections; here it is about members without one.
+  for (const net::Member* peer : endpoint_.peers_up()) membership_.heard(peer->id, peer->generation, now);
+  apply(membership_.step(now));
+  std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
+}
+
+void Service::step_index() {
+  const auto frees = index_.step(loop_.monotonic_now());
+  if (frees.empty()) return;
+  std::map<std::string, net::PeerId> ids;
+  for (const net::Member* peer : endpoint_.peers_up()) ids.emplace(peer->instance, peer->id);
+  for (const directory::Index::Free& free : frees) {
+    const auto id = ids.find(free.store);
+    // One that is just going is asked for its inventory when it returns.
+    if (id != ids.end()) static_cast<void>(endpoint_.send(id->second, free.message));
+  }
+}
+
+void Service::rearm() {
+  const Instant due = index_.next_due();
+  if (due != due_.at()) due_.start_at(due);
+}
+
+}  // namespace di::meta

@@ -1,0 +1,93 @@
+// cmd/di-meta/service.h: messages to the directory's cores and back.
+//
+// What it owns: the index, the membership, the timers that step them, and answers that a fault point
+// delays.  What arrives is checked by the cores; a message from an instance that is not a member (any
+// more) is dropped.  Losses have one path: lost() tells membership and index, whoever noticed first.
+//
+// Owner: the loop thread.  Saving a new generation blocks it for one disk write per start of an
+// instance.  Bounds: those of the cores; `delayed_max` delayed answers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "daemon/faults.h"
+#include "directory/catalogue.h"
+#include "directory/index.h"
+#include "directory/membership.h"
+#include "loop/loop.h"
+#include "net/peer.h"
+
+namespace di::meta {
+
+class Service {
+ public:
+  struct Options {
+    directory::Index::Options index{};  // `run` is set from the catalogue
+  };
+  struct Counters {
+    std::uint64_t registrations = 0;
+    std::uint64_t refused = 0;
+    std::uint64_t lost = 0;
+  };
+
+  // Sets the handlers on `endpoint`.  Loop, endpoint and catalogue outlive the service.
+  static Result<std::unique_ptr<Service>> create(loop::Loop& loop, net::Endpoint& endpoint,
+                                                 directory::Catalogue& catalogue, Options options);
+  ~Service() { *alive_ = false; }
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  // Registers the directory itself; `self.control` is bound.
+  Status start(net::Member self);
+  // No timer runs any more; what messages ask is still answered.
+  void stop();
+
+  [[nodiscard]] const directory::Index& index() const { return index_; }
+  [[nodiscard]] const directory::Membership& membership() const { return membership_; }
+  [[nodiscard]] bool connected(std::uint32_t id) const { return endpoint_.up(id); }
+  [[nodiscard]] const Counters& counters() const { return counters_; }
+
+ private:
+  static constexpr std::size_t delayed_max = 64;
+
+  Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,
+          std::vector<directory::InstanceRow> rows);
+
+  void set_handlers();
+  void registered(const net::Incoming& in, const wire::meta_register& message);
+  void peer_up(const net::Member& member);
+  void apply(const directory::Membership::Change& change);
+  // Sends the list to everybody at the end of this turn's events.
+  void publish_later();
+  void publish();
+  void tick();
+  void step_index();
+  void rearm();
+  [[nodiscard]] std::optional<directory::Holder> holder(const net::Incoming& in) const;
+  template <class M>
+  void answer(const net::Incoming& in, const M& message) {
+    static_cast<void>(
+        endpoint_.reply(in.from, message, {.request = in.header.request, .attempt = in.header.attempt}));
+  }
+  // Runs `callback` now, later or never, as the fault says.
+  void with_fault(daemon::FaultAction action, loop::Callback callback);
+
+  loop::Loop& loop_;
+  net::Endpoint& endpoint_;
+  directory::Catalogue& catalogue_;
+  directory::Membership membership_;
+  directory::Index index_;
+  Counters counters_;
+  bool publish_pending_ = false;
+  loop::Timer tick_;
+  loop::Timer due_;
+  std::list<std::unique_ptr<loop::Timer>> delayed_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace di::meta

@@ -1,0 +1,266 @@
+#include "service.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "base/crypto.h"
+#include "kv/layout.h"
+#include "net/inproc.h"
+#include "net/meta_client.h"
+
+namespace di::meta {
+namespace {
+
+constexpr Duration patience = seconds(20);
+
+net::Endpoint::Options quick(bool accept_unregistered) {
+  net::Endpoint::Options options;
+  options.accept_unregistered = accept_unregistered;
+  return options;
+}
+
+// di-meta on the test's loop.
+struct Directory {
+  Directory(loop::Loop& loop, net::InprocNetwork& network, const std::string& path)
+      : transport(network.make_transport(loop)), endpoint(loop, *transport, quick(true)) {
+    auto opened = directory::Catalogue::open(path);
+    EXPECT_TRUE(opened) << opened.error().message;
+    catalogue = std::make_unique<directory::Catalogue>(*std::move(opened));
+    auto made = Service::create(loop, endpoint, *catalogue, {});
+    EXPECT_TRUE(made);
+    service = *std::move(made);
+    net::Member self;
+    self.instance = "di-meta.0";
+    self.program = "di-meta";
+    self.host = "h";
+    self.control = "meta";
+    EXPECT_TRUE(endpoint.bind("meta"));
+    EXPECT_TRUE(service->start(self));
+  }
+
+  std::unique_ptr<net::Transport> transport;
+  net::Endpoint endpoint;
+  std::unique_ptr<directory::Catalogue> catalogue;
+  std::unique_ptr<Service> service;
+};
+
+// Any other instance.
+struct Client {
+  Client(loop::Loop& loop, net::InprocNetwork& network, const std::string& instance,
+         const std::string& role = "")
+      : transport(network.make_transport(loop)), endpoint(loop, *transport, quick(false)) {
+    self.instance = instance;
+    self.program = instance.substr(0, instance.find('.'));
+    self.role = role;
+    self.host = "h";
+    self.control = instance;
+    if (self.program == "di-prefill") {
+      const kv::Layout layout = kv::layout_v41();
+      self.ranks = 1;
+      self.model = "demo";
+      self.layout = layout.descriptor();
+      self.fingerprint = layout.fingerprint();
+    }
+    EXPECT_TRUE(endpoint.bind(self.control));
+    endpoint.on_peer_up([this](const net::Member& peer) { ups += peer.program == "di-meta" ? 1 : 0; });
+    endpoint.on<wire::meta_matched>(
+        [this](const net::Incoming&, const wire::meta_matched& m) { matched = m; });
+    endpoint.on<wire::meta_planned>([this](const net::Incoming& in, const wire::meta_planned& m) {
+      planned = m;
+      planned_for = in.header.request;
+    });
+    endpoint.on<wire::meta_put_opened>(
+        [this](const net::Incoming&, const wire::meta_put_opened& m) { opened = m; });
+    endpoint.on<wire::meta_put_committed>(
+        [this](const net::Incoming&, const wire::meta_put_committed& m) { committed = m; });
+    endpoint.on<wire::meta_inventory_ack>(
+        [this](const net::Incoming&, const wire::meta_inventory_ack& m) { ack = m; });
+    endpoint.on<wire::meta_arena_resync>(
+        [this](const net::Incoming&, const wire::meta_arena_resync&) { ++resyncs; });
+    endpoint.on<wire::kv_free>([this](const net::Incoming&, const wire::kv_free& m) {
+      freed.insert(freed.end(), m.stripes.begin(), m.stripes.end());
+    });
+  }
+  void join(loop::Loop& loop) {
+    client = std::make_unique<net::MetaClient>(
+        loop, endpoint, "meta", self,
+        net::MetaClient::Events{.registered = [this](const wire::meta_registered& r) { registered = r; },
+                                .refused = [this](const Error& e) { refused = e; },
+                                .members = [this](const std::vector<net::Member>& m) { members = m; }});
+  }
+  template <class M>
+  void ask(const M& message, RequestId request = {}) {
+    EXPECT_TRUE(endpoint.send(client->meta(), message, {.request = request}));
+  }
+
+  std::unique_ptr<net::Transport> transport;
+  net::Endpoint endpoint;
+  net::Member self;
+  std::unique_ptr<net::MetaClient> client;
+  int ups = 0;
+  int resyncs = 0;
+  std::optional<wire::meta_registered> registered;
+  std::optional<Error> refused;
+  std::vector<net::Member> members;
+  std::optional<wire::meta_matched> matched;
+  std::optional<wire::meta_planned> planned;
+  RequestId planned_for;
+  std::optional<wire::meta_put_opened> opened;
+  std::optional<wire::meta_put_committed> committed;
+  std::optional<wire::meta_inventory_ack> ack;
+  std::vector<std::uint64_t> freed;
+};
+
+class ServiceTest : public testing::Test {
+ protected:
+  ServiceTest() {
+    path = testing::TempDir() + "di-service-" + std::to_string(getpid());
+    for (const char* suffix : {"", "-wal", "-shm", ".lock"}) unlink((path + suffix).c_str());
+    start();
+  }
+  void start() { directory.emplace(loop, network, path); }
+  std::unique_ptr<Client> enter(const std::string& instance, const std::string& role = "") {
+    auto client = std::make_unique<Client>(loop, network, instance, role);
+    client->join(loop);
+    EXPECT_TRUE(until([&] { return client->ups > 0 || client->refused.has_value(); })) << instance;
+    return client;
+  }
+  bool until(const std::function<bool()>& done) { return loop.run_until(done, patience); }
+
+  static std::vector<Key> keys(int count) {
+    std::vector<Key> out(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i)
+      out[static_cast<std::size_t>(i)].raw = sha256(as_bytes(std::to_string(i)));
+    return out;
+  }
+  static wire::PutPage page(int count) { return {Key{}, keys(count), {1}, 4096}; }
+
+  loop::Loop loop;
+  net::InprocNetwork network;
+  std::string path;
+  std::optional<Directory> directory;
+};
+
+TEST_F(ServiceTest, EverybodyLearnsOfEverybody) {
+  auto router = enter("di-router.0");
+  EXPECT_EQ(router->registered->generation, 1U);
+  EXPECT_EQ(router->registered->secret.size(), 32U);
+  auto host = enter("di-kvd.host0", "host");
+  EXPECT_TRUE(host->registered->secret.empty());
+  EXPECT_NE(host->registered->id, router->registered->id);
+  EXPECT_TRUE(until([&] { return router->members.size() == 3 && host->members.size() == 3; }));
+  EXPECT_EQ(router->members[1].instance, "di-meta.0");
+  host->client->set_state(1);
+  EXPECT_TRUE(until([&] { return router->members[0].state == 1; }));
+  host->client->set_state(2);
+  EXPECT_TRUE(until([&] { return router->members.size() == 2; }));
+}
+
+TEST_F(ServiceTest, RefusalSaysWhy) {
+  auto first = enter("di-prefill.0");
+  auto second = std::make_unique<Client>(loop, network, "di-prefill.1");
+  second->self.revision.raw[0] = std::byte{9};
+  second->join(loop);
+  EXPECT_TRUE(until([&] { return second->refused.has_value(); }));
+  EXPECT_NE(second->refused->message.find("weight revision"), std::string::npos);
+  EXPECT_EQ(directory->service->counters().refused, 1U);
+}
+
+TEST_F(ServiceTest, PutMatchPlanAndFree) {
+  auto router = enter("di-router.0");
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  ASSERT_EQ(host->opened->code, 0);
+  EXPECT_EQ(host->opened->columns.at(0).instance, "di-kvd.store0");
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  EXPECT_EQ(host->committed->code, 0);
+
+  router->ask(wire::meta_match{Key{}, keys(6)});
+  ASSERT_TRUE(until([&] { return router->matched.has_value(); }));
+  EXPECT_EQ(router->matched->hit_blocks, 4U);
+  RequestId request;
+  request.raw[3] = std::byte{7};
+  host->ask(wire::meta_plan{keys(4)}, request);
+  ASSERT_TRUE(until([&] { return host->planned.has_value(); }));
+  EXPECT_EQ(host->planned->pages.size(), 1U);
+  EXPECT_EQ(host->planned_for, request);
+  EXPECT_EQ(directory->service->index().leases(), 1U);
+
+  // A corrupt column is not freed under the lease, and at once after it.
+  host->ask(
+      wire::meta_read_failed{host->planned->pages[0].page, 0, static_cast<std::uint16_t>(Code::corrupt)});
+  EXPECT_TRUE(until([&] { return directory->service->index().stripes() == 0; }));
+  EXPECT_TRUE(store->freed.empty());
+  host->ask(wire::meta_release{{host->planned->lease}});
+  EXPECT_TRUE(until([&] { return !store->freed.empty(); }));
+  EXPECT_EQ(store->freed, (std::vector<std::uint64_t>{host->opened->stripe}));
+  EXPECT_EQ(directory->service->index().leases(), 0U);
+}
+
+TEST_F(ServiceTest, LossFreesWhatTheHolderHad) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  host->ask(wire::meta_arena_delta{1, true, {{1, Key{}, keys(2), {1}}}, {}});
+  EXPECT_TRUE(until([&] { return directory->service->index().blocks() == 2; }));
+  host->ask(wire::meta_plan{keys(2)});
+  EXPECT_TRUE(until([&] { return host->planned.has_value(); }));
+  EXPECT_EQ(directory->service->index().leases(), 1U);
+  host->ask(wire::meta_put_open{Key{}, {page(2)}});
+  EXPECT_TRUE(until([&] { return directory->service->index().open_puts() == 1; }));
+  host.reset();  // the process is killed
+  EXPECT_TRUE(until([&] { return directory->service->index().blocks() == 0; }));
+  EXPECT_EQ(directory->service->index().leases(), 0U);
+  EXPECT_EQ(directory->service->index().open_puts(), 0U);
+  EXPECT_EQ(directory->service->membership().count(), 2U);
+  host = enter("di-kvd.host0", "host");
+  EXPECT_EQ(host->registered->generation, 2U);
+}
+
+TEST_F(ServiceTest, GapAsksForASnapshot) {
+  auto host = enter("di-kvd.host0", "host");
+  host->ask(wire::meta_arena_delta{5, false, {}, {}});
+  EXPECT_TRUE(until([&] { return host->resyncs == 1; }));
+}
+
+TEST_F(ServiceTest, BrokenConnectionIsALossAndTheInstanceReturns) {
+  auto host = enter("di-kvd.host0", "host");
+  host->ask(wire::meta_arena_delta{1, true, {{1, Key{}, keys(2), {1}}}, {}});
+  EXPECT_TRUE(until([&] { return directory->service->index().blocks() == 2; }));
+  network.test_cut("meta");
+  EXPECT_TRUE(until([&] { return host->ups == 2; }));
+  EXPECT_TRUE(until([&] { return directory->service->membership().count() == 2; }));
+  EXPECT_EQ(directory->service->index().blocks(), 0U);
+  host->ask(wire::meta_arena_delta{2, true, {{1, Key{}, keys(2), {1}}}, {}});
+  EXPECT_TRUE(until([&] { return directory->service->index().blocks() == 2; }));
+  EXPECT_FALSE(host->refused.has_value());
+}
+
+TEST_F(ServiceTest, RestartOfTheDirectoryKeepsGenerations) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  store->ack.reset();
+  const std::uint32_t id = host->registered->id;
+  directory.reset();
+  start();
+  EXPECT_TRUE(until([&] { return host->ups == 2 && store->ups == 2; }));
+  EXPECT_FALSE(host->refused.has_value());
+  EXPECT_EQ(host->endpoint.self().generation, 1U);
+  EXPECT_EQ(host->endpoint.self().id, id);
+  EXPECT_TRUE(until([&] { return directory->service->membership().count() == 3; }));
+  // What the store holds is known again after its inventory.
+  store->ask(wire::meta_inventory{0, true, {{77, 0, 0, 1, Key{}, {page(3)}}}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  EXPECT_TRUE(store->ack->unknown.empty());
+  EXPECT_EQ(directory->service->index().blocks(), 3U);
+}
+
+}  // namespace
+}  // namespace di::meta
