@@ -277,7 +277,8 @@ void Timer::start_every(Duration period) {
 
 void Timer::cancel() {
   impl_->period = Duration(0);
-  impl_->loop.impl_->disarm(*impl_);
+  // A timer that is not armed may outlive its loop: programs end after the daemon that ran them.
+  if (impl_->armed) impl_->loop.impl_->disarm(*impl_);
 }
 
 bool Timer::armed() const {
