@@ -1,0 +1,145 @@
+// cmd/di-router/frontend.h: the HTTP face: routes, authentication, and the answer of each request.
+//
+// Owner: the loop thread.  Bound: as many open answers as the router core has flights.  A request that
+// passes here becomes a request::NewRequest; tokens and the ending come back by id.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "account/journal.h"
+#include "account/journal.h"
+#include "account/key.h"
+#include "account/quota.h"
+#include "api/openai.h"
+#include "api/render.h"
+#include "api/text.h"
+#include "base/histogram.h"
+#include "config.h"
+#include "daemon/metrics.h"
+#include "http/server.h"
+#include "http/sse.h"
+#include "model/chat.h"
+#include "model/shape.h"
+#include "model/tokenizer.h"
+#include "request/core.h"
+
+namespace di::router {
+
+// What a served model is to the front: names, text and limits.
+struct ServedModel {
+  std::string name;
+  model::Tokenizer tokenizer;
+  model::ChatFormat chat;
+  std::uint32_t context_tokens_max = 0;
+  std::int64_t created_s = 0;
+
+  static Result<ServedModel> load(const Config& config);
+};
+
+// What the front asks of the router behind it.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // Fills root and keys, and submits.  `who` isolates the cache.
+  virtual Status submit(request::NewRequest request, const std::string& tenant, const std::string& user_id,
+                        const std::string& cache_salt) = 0;
+  virtual void cancel(const RequestId& id, Code reason) = 0;
+  [[nodiscard]] virtual bool serves() const = 0;
+};
+
+class Frontend final : public http::Handler {
+ public:
+  Frontend(const Config& config, ServedModel model, account::KeyTable keys, Backend& backend, daemon::Metrics& metrics);
+  ~Frontend() override;
+
+  // Listens on http.listen and admin.listen; returns the address of the API.
+  Result<std::string> listen(loop::Loop& loop);
+  Status open_journal(const std::string& dir);
+  void set_keys(account::KeyTable keys) { keys_ = std::move(keys); }
+
+  // Tokens of one turn and endings, in order.
+  void emitted(const std::vector<request::Emission>& emissions);
+  void ended(const request::Ending& ending);
+  // Keep-alive comments that are due.
+  void on_time();
+
+  void drain();
+  // The id under which `explain` finds a request: our own or the client's x-request-id.
+  [[nodiscard]] std::optional<RequestId> find_id(const std::string& text) const;
+  [[nodiscard]] std::size_t open() const { return answers_.size(); }
+  [[nodiscard]] const account::Concurrency& concurrency() const { return concurrency_; }
+  [[nodiscard]] http::Server& server() { return *server_; }
+
+  Verdict on_head(const http::Request& head) override;
+  void on_request(http::ExchangeId exchange, http::Request request) override;
+  void on_gone(http::ExchangeId exchange, http::Gone why) override;
+
+ private:
+  struct Answer {
+    RequestId id;
+    std::string request_id;                    // x-request-id
+    http::ExchangeId exchange;
+    bool client_here = true;
+    bool stream = false;
+    bool started = false;                      // the status line is out
+    bool finished = false;                     // the client has everything
+    std::unique_ptr<api::AnswerText> text;
+    std::unique_ptr<api::StreamRenderer> renderer;
+    api::AnswerHead head;
+    std::string whole;                         // text of an answer that is not streamed
+    std::string pending;                       // text of this turn
+    std::optional<api::Finish> finish;
+    std::int64_t prompt_tokens = 0;
+    std::int64_t output_tokens = 0;
+    account::Ticket ticket;
+    account::Charge charge;
+    Instant arrived;
+    Instant last_token;
+    http::KeepAlive keep_alive{Duration{0}, Instant{}};
+  };
+
+  void chat(http::ExchangeId exchange, const http::Request& request, const std::string& request_id,
+            const account::KeyEntry& key);
+  void fail(http::ExchangeId exchange, const std::string& request_id, const api::ApiError& error);
+  void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body);
+  // Sends what this turn gave; ends the answer when it has a finish.
+  void flush(Answer& answer);
+  void settle(Answer& answer, const request::Ending& ending, std::string_view status);
+  [[nodiscard]] api::Usage usage(const Answer& answer) const;
+  [[nodiscard]] const account::KeyEntry* authenticate(const http::Request& head, api::ApiError& error) const;
+
+  class Admin;
+
+  Config config_;
+  ServedModel model_;
+  account::KeyTable keys_;
+  Backend& backend_;
+  daemon::Metrics& metrics_;
+  loop::Loop* loop_ = nullptr;
+  std::unique_ptr<http::Server> server_;
+  std::unique_ptr<Admin> admin_;
+  std::unique_ptr<http::Server> admin_server_;
+  std::unique_ptr<account::Journal> journal_;
+  account::Concurrency concurrency_;
+  std::map<RequestId, Answer> answers_;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, RequestId> by_exchange_;
+  std::map<std::string, RequestId> by_request_id_;      // the last explain_ids_max
+  std::vector<std::string> request_id_ring_;
+  std::size_t request_id_next_ = 0;
+  bool draining_ = false;
+
+  daemon::Counter& requests_;
+  daemon::Counter& prompt_tokens_;
+  daemon::Counter& cached_tokens_;
+  daemon::Counter& output_tokens_;
+  daemon::Counter& failed_;
+  daemon::Counter& cancelled_;
+  Histogram& ttft_us_;
+  Histogram& tpot_us_;
+};
+
+}  // namespace di::router

@@ -1,0 +1,312 @@
+#include "router.h"
+
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "kv/chain.h"
+
+namespace di::router {
+
+Router::Router(const Config& config) : config_(config) {}
+Router::~Router() = default;
+
+Result<account::KeyTable> Router::load_keys(const Config& config) const {
+  account::KeyTable keys;
+  for (const KeyConfig& key : config.auth_keys) DI_TRY(keys.add(key.key, key.tenant));
+  const bool named = !config.auth_key_file.empty();
+  const std::string path = named ? config.auth_key_file : config.common.run_dir + "/key";
+  struct stat info {};
+  if (named || ::stat(path.c_str(), &info) == 0) DI_TRY(keys.add_file(path, "default"));
+  if (keys.count() == 0 && config.auth_required) {
+    return Error{Code::invalid, 0,
+                 "no API key is configured: set auth.keys or auth.key_file, or auth.required = false on loopback"};
+  }
+  return keys;
+}
+
+Status Router::on_prepare(daemon::Daemon& daemon) {
+  daemon_ = &daemon;
+  auto model = ServedModel::load(config_);
+  if (!model) return model.error();
+  auto keys = load_keys(config_);
+  if (!keys) return keys.error();
+  front_ = std::make_unique<Frontend>(config_, *std::move(model), *std::move(keys), *this, daemon.metrics());
+  DI_TRY(front_->open_journal(config_.journal_dir.empty() ? config_.common.run_dir + "/journal" : config_.journal_dir));
+  auto address = front_->listen(daemon.loop());
+  if (!address) return address.error();
+  // Where scripts find the address when the port was picked.
+  return file_write(daemon.path("listen"), *address + "\n");
+}
+
+Status Router::on_start(daemon::Daemon& daemon) {
+  loop::Loop& loop = daemon.loop();
+  due_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "request timer", [this] {
+    if (core_ != nullptr) core_->on_time(daemon_->loop().now());
+    turn();
+  });
+  second_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "keep-alive", [this] { front_->on_time(); });
+  second_timer_->start_every(seconds(1));
+
+  net::Endpoint& endpoint = daemon.endpoint();
+  const auto take = [&]<class M>(std::type_identity<M>) {
+    endpoint.on<M>([this](const net::Incoming& in, const M&) { deliver(in, M::number); });
+  };
+  take(std::type_identity<wire::meta_matched>{});
+  take(std::type_identity<wire::rank_credit>{});
+  take(std::type_identity<wire::prefill_refused>{});
+  take(std::type_identity<wire::prefill_progress>{});
+  take(std::type_identity<wire::seat_granted>{});
+  take(std::type_identity<wire::seat_refused>{});
+  take(std::type_identity<wire::decode_started>{});
+  take(std::type_identity<wire::token_batch>{});
+  take(std::type_identity<wire::request_done>{});
+  endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
+  endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
+  if (auto bound = daemon.listen(); !bound) return bound.error();
+
+  daemon::Metrics& metrics = daemon.metrics();
+  metrics.held_from("requests", [this] { return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->flights().size()); });
+  metrics.held_from("answers", [this] { return static_cast<std::int64_t>(front_->open()); });
+  metrics.held_from("tickets", [this] { return static_cast<std::int64_t>(front_->concurrency().held()); });
+  metrics.held_from("rank_reservations",
+                    [this] { return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->ranks().outstanding()); });
+  metrics.gauge_from("di_queue_requests", "Requests that wait for credit",
+                     [this] { return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->queued()); });
+  metrics.counter_from("di_reentries_total", "Attempts after the first",
+                       [this] { return core_ == nullptr ? std::uint64_t{0} : core_->reentries(); });
+  metrics.counter_from("di_matched_blocks_total", "Blocks that the directory matched",
+                       [this] { return core_ == nullptr ? std::uint64_t{0} : core_->matched_blocks(); });
+
+  net::MetaClient::Events events;
+  events.registered = [this](const wire::meta_registered& registered) {
+    secret_ = registered.secret;
+    // The API answers from here on; /health says whether workers are there.
+    daemon_->ready();
+  };
+  daemon.enroll(daemon.self_member(), std::move(events));
+  return {};
+}
+
+void Router::on_reload(const Config& fresh) {
+  auto keys = load_keys(fresh);
+  if (!keys) {
+    log_error("account", "keys not reloaded", {{"error", keys.error()}});
+    return;
+  }
+  front_->set_keys(*std::move(keys));
+}
+
+void Router::peer_up(const net::Member& member) {
+  const bool rank = member.program == "di-prefill" || member.program == "di-decode";
+  if (rank && member.model != config_.model_name) return;
+  peers_[member.id] = member;
+  if (rank && core_ == nullptr) {
+    auto layout = kv::Layout::decode(member.layout);
+    if (!layout) {
+      log_error("fleet", "unreadable layout", {{"peer", member.instance}, {"error", layout.error()}});
+      return;
+    }
+    identity_.layout = std::make_shared<const kv::Layout>(*std::move(layout));
+    identity_.revision = member.revision;
+    identity_.script = member.role == "script";
+    request::RouterCore::Options options;
+    options.flights_max = config_.requests_max;
+    options.attempts_max = config_.attempts_max;
+    options.block_tokens = identity_.layout->block_tokens();
+    options.match_wait = config_.match_wait;
+    options.first_token_wait = config_.first_token_wait;
+    options.next_token_wait = config_.next_token_wait;
+    options.total_wait = config_.total_wait;
+    options.seat_ahead_us = static_cast<double>(to_us(config_.seat_ahead));
+    core_ = std::make_unique<request::RouterCore>(options);
+    for (const auto& [id, known] : peers_) {
+      if (id != member.id) core_->on_peer_up(known, daemon_->loop().now());
+    }
+  }
+  if (core_ == nullptr) return;
+  core_->on_peer_up(member, daemon_->loop().now());
+  turn();
+}
+
+void Router::peer_lost(net::PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  const std::string instance = found->second.instance;
+  peers_.erase(found);
+  if (core_ != nullptr) core_->on_peer_lost(instance, daemon_->loop().now());
+  turn();
+}
+
+void Router::deliver(const net::Incoming& in, std::uint16_t number) {
+  const auto peer = peers_.find(in.from.id);
+  if (peer == peers_.end() || core_ == nullptr) return;
+  wire::Envelope envelope;
+  envelope.peer = peer->second.instance;
+  envelope.peer_generation = in.from.generation;
+  envelope.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
+  envelope.number = number;
+  envelope.body.assign(in.body.begin(), in.body.end());
+  core_->on_message(envelope, daemon_->loop().now());
+  turn();
+}
+
+void Router::turn() {
+  if (core_ == nullptr) {
+    if (stopping_) daemon_->stopped();
+    return;
+  }
+  // A stop string found in emitted() cancels, which moves the core again: one loop instead of recursion.
+  turn_again_ = true;
+  if (turning_) return;
+  turning_ = true;
+  while (turn_again_) {
+    turn_again_ = false;
+    for (wire::Envelope& message : core_->take_outgoing()) {
+      const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
+      if (peer == nullptr || (message.peer_generation != 0 && peer->generation != message.peer_generation)) continue;
+      net::SendOptions options;
+      options.request = message.scope.request;
+      options.attempt = message.scope.attempt;
+      options.rank = message.scope.rank;
+      options.deadline_ms = message.scope.deadline_ms;
+      // A peer that is not up is lost: its event re-enters what this message was about.
+      const Status sent = daemon_->endpoint().send_body(peer->id, message.number, message.body, options);
+      if (sent.ok() && message.number == wire::prefill_bind::number) daemon::fault(daemon::FaultPoint::router_after_bind);
+    }
+    const auto emissions = core_->take_emissions();
+    if (!emissions.empty()) front_->emitted(emissions);
+    for (const request::Ending& ending : core_->take_endings()) front_->ended(ending);
+  }
+  turning_ = false;
+  due_timer_->start_at(core_->next_due());
+  if (stopping_ && core_->flights().empty() && front_->open() == 0) daemon_->stopped();
+}
+
+Status Router::submit(request::NewRequest request, const std::string& tenant, const std::string& user_id,
+                      const std::string& cache_salt) {
+  if (core_ == nullptr || secret_.empty()) return Error{Code::unreachable, 0, "no prefill or no decode rank is up"};
+  kv::ChainOrigin origin;
+  origin.fingerprint = identity_.layout->fingerprint();
+  origin.revision = identity_.revision;
+  origin.salt = kv::namespace_salt(secret_, {tenant, user_id, cache_salt});
+  request.root = kv::chain_root(origin);
+  request.keys = kv::chain_keys(request.root, request.prompt, identity_.layout->block_tokens());
+  if (!identity_.script) request.debug.clear();
+  const Status submitted = core_->submit(std::move(request), daemon_->loop().now());
+  // The answer is registered by the caller before tokens can come: the turn follows in a post.
+  daemon_->loop().post("submitted", [this] { turn(); });
+  return submitted;
+}
+
+void Router::cancel(const RequestId& id, Code reason) {
+  if (core_ == nullptr) return;
+  core_->cancel(id, reason, daemon_->loop().now());
+  turn();
+}
+
+bool Router::serves() const {
+  return core_ != nullptr && core_->serves(config_.model_name);
+}
+
+void Router::on_stop(daemon::Daemon& daemon) {
+  // Streams finish; nothing new is taken.  drain.timeout bounds it.
+  stopping_ = true;
+  if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
+  front_->drain();
+  turn();
+}
+
+bool Router::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+  if (words.size() == 2 && words[0] == "show" && words[1] == "requests") {
+    show_requests(reply);
+    return true;
+  }
+  if (words.size() == 2 && words[0] == "show" && words[1] == "ranks") {
+    show_fleet(reply);
+    return true;
+  }
+  if (words.size() == 2 && words[0] == "explain") {
+    explain(words[1], reply);
+    return true;
+  }
+  return false;
+}
+
+void Router::show_requests(daemon::Reply& reply) const {
+  if (core_ != nullptr) {
+    const Instant now = daemon_->loop().now();
+    for (const auto& [id, flight] : core_->flights()) {
+      daemon::Row row;
+      row.text("request", id.text())
+          .text("state", request::flight_state_name(flight.state))
+          .number("attempt", flight.attempt)
+          .number("prompt_tokens", flight.request.prompt.size())
+          .number("hit_blocks", flight.hit_blocks)
+          .number("output_tokens", flight.produced.size())
+          .text("prefill", flight.prefill.open ? flight.prefill.rank.text() : "-")
+          .text("decode", flight.decode.open ? flight.decode.rank.text() : "-")
+          .number("age_ms", to_ms(now - flight.submitted));
+      reply.row(row);
+    }
+  }
+  reply.end();
+}
+
+void Router::show_fleet(daemon::Reply& reply) const {
+  if (core_ != nullptr) {
+    for (const auto& [name, info] : core_->ranks().all()) {
+      daemon::Row row;
+      row.text("rank", name.text())
+          .text("kind", info.decode ? "decode" : "prefill")
+          .text("state", info.credit.draining ? "draining" : "up")
+          .text("host", info.credit.host.empty() ? "-" : info.credit.host)
+          .number("outstanding_requests", info.outstanding)
+          .number("outstanding_us", info.outstanding_us)
+          .number("credit_requests", info.credit.granted_requests - std::min(info.credit.granted_requests, info.sent_requests))
+          .number("running", info.credit.running)
+          .number("kv_tokens", info.credit.kv_tokens)
+          .number("kv_tokens_max", info.credit.kv_tokens_max);
+      reply.row(row);
+    }
+  }
+  reply.end();
+}
+
+void Router::explain(const std::string& text, daemon::Reply& reply) const {
+  const auto id = front_->find_id(text);
+  const request::Flight* flight = id.has_value() && core_ != nullptr ? core_->find(*id) : nullptr;
+  if (flight == nullptr) return reply.fail(Error{Code::not_found, 0, "no request '" + text + "' is remembered here"});
+  for (const request::TimelineRow& row : flight->timeline) {
+    daemon::Row out;
+    out.number("at_us", to_us(row.at - flight->submitted))
+        .number("attempt", row.attempt)
+        .text("event", row.event)
+        .text("where", "di-router")
+        .number("group", 0)
+        .number("length_us", 0)
+        .text("detail", row.detail);
+    reply.row(out);
+  }
+  // Spans are on their rank's clock: relative to that rank's first span of the request.
+  std::map<std::string, std::uint64_t> origin;
+  for (const request::SpanRow& row : flight->spans) {
+    const auto first = origin.emplace(row.rank, row.span.start_us).first;
+    first->second = std::min(first->second, row.span.start_us);
+  }
+  for (const request::SpanRow& row : flight->spans) {
+    static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "sample", "export_pages", "queue"};
+    daemon::Row out;
+    out.number("at_us", row.span.start_us - origin.at(row.rank))
+        .number("attempt", row.attempt)
+        .text("event", row.span.kind < std::size(kinds) ? kinds[row.span.kind] : "span")
+        .text("where", row.rank)
+        .number("group", row.span.group)
+        .number("length_us", row.span.length_us)
+        .text("detail", "");
+    reply.row(out);
+  }
+  reply.end();
+}
+
+}  // namespace di::router
