@@ -32,9 +32,9 @@ inline constexpr std::size_t attention_rows_max = 8;
 struct Matmul {
   const float* x = nullptr;  // [rows, k], rows x_stride apart
   std::size_t x_stride = 0;
-  const void* w = nullptr;   // [n, k], contiguous
+  const void* w = nullptr;  // [n, k], contiguous
   Format format = Format::f32;
-  float* y = nullptr;        // [rows, n], rows y_stride apart
+  float* y = nullptr;  // [rows, n], rows y_stride apart
   std::size_t y_stride = 0;
   std::size_t rows = 0;
   std::size_t n = 0;
@@ -46,18 +46,19 @@ struct Matmul {
 // first_position + r of one sequence and sees positions 0 to its own.  Softmax runs over tiles of 64
 // positions that start at multiples of 64, so that a row's result depends only on its query and the cache.
 struct Attention {
-  const float* q = nullptr;                 // [rows, heads, latent + rope]
-  float* out = nullptr;                     // [rows, heads, latent]
-  const std::byte* const* blocks = nullptr; // cache blocks of the sequence: [block_tokens, latent + rope] each
+  const float* q = nullptr;  // [rows, heads, latent + rope]
+  float* out = nullptr;      // [rows, heads, latent]
+  const std::byte* const* blocks =
+      nullptr;  // cache blocks of the sequence: [block_tokens, latent + rope] each
   std::size_t block_tokens = 0;
-  Format format = Format::bf16;             // of the cache
+  Format format = Format::bf16;  // of the cache
   std::size_t rows = 0;
   std::size_t heads = 0;
   std::size_t latent = 0;
   std::size_t rope = 0;
   std::size_t first_position = 0;
   float scale = 0.0f;
-  float* scratch = nullptr;                 // attention_scratch_count() floats, aligned to 64 bytes
+  float* scratch = nullptr;  // attention_scratch_count() floats, aligned to 64 bytes
 };
 [[nodiscard]] std::size_t attention_scratch_count(std::size_t heads, std::size_t latent, std::size_t rope);
 
@@ -98,16 +99,16 @@ void widen(const void* source, Format format, float* out, std::size_t count);
 // `count` values to `target`, rounded where its format is narrower.
 void narrow(const float* source, Format format, void* target, std::size_t count);
 
-// Chooses experts for one token.  The bias takes part in choosing only.  A group's score is the sum of its two
-// best biased scores; experts outside the best groups_kept groups cannot be chosen.  Ties go to the lower
+// Chooses experts for one token.  The bias takes part in choosing only.  A group's score is the sum of its
+// two best biased scores; experts outside the best groups_kept groups cannot be chosen.  Ties go to the lower
 // index.  Weights are the scores of the chosen, divided by their sum when `normalize`, times `scale`.
 struct Routing {
-  const float* score = nullptr;      // [experts], after the sigmoid
-  const float* bias = nullptr;       // [experts]
+  const float* score = nullptr;  // [experts], after the sigmoid
+  const float* bias = nullptr;   // [experts]
   std::size_t experts = 0;
-  std::size_t groups = 1;            // divides experts
+  std::size_t groups = 1;  // divides experts
   std::size_t groups_kept = 1;
-  std::size_t chosen = 1;            // at most experts / groups * groups_kept
+  std::size_t chosen = 1;  // at most experts / groups * groups_kept
   bool normalize = true;
   float scale = 1.0f;
 };

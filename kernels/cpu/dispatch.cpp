@@ -8,7 +8,9 @@ namespace di::kernels {
 
 namespace {
 
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -18,9 +20,12 @@ bool has_avx512() {
 
 const Kernels* kernels_for(Path path) {
   switch (path) {
-    case Path::scalar: return &kernels_scalar();
-    case Path::avx2: return has_avx2() ? &kernels_avx2() : nullptr;
-    case Path::avx512: return has_avx512() ? &kernels_avx512() : nullptr;
+    case Path::scalar:
+      return &kernels_scalar();
+    case Path::avx2:
+      return has_avx2() ? &kernels_avx2() : nullptr;
+    case Path::avx512:
+      return has_avx512() ? &kernels_avx512() : nullptr;
   }
   return nullptr;
 }
@@ -34,9 +39,12 @@ const Kernels& kernels_best() {
 
 const char* path_name(Path path) {
   switch (path) {
-    case Path::scalar: return "scalar";
-    case Path::avx2: return "avx2";
-    case Path::avx512: return "avx512";
+    case Path::scalar:
+      return "scalar";
+    case Path::avx2:
+      return "avx2";
+    case Path::avx512:
+      return "avx512";
   }
   return "";
 }

@@ -16,13 +16,19 @@ struct Lanes {
   __m256 hi;
 };
 
-DI_INLINE Lanes broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-DI_INLINE Lanes load(const float* at) { return {_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)}; }
+DI_INLINE Lanes broadcast(float x) {
+  return {_mm256_set1_ps(x), _mm256_set1_ps(x)};
+}
+DI_INLINE Lanes load(const float* at) {
+  return {_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)};
+}
 DI_INLINE __m256 load_half(const std::uint16_t* at) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-DI_INLINE Lanes load(const std::uint16_t* at) { return {load_half(at), load_half(at + 8)}; }
+DI_INLINE Lanes load(const std::uint16_t* at) {
+  return {load_half(at), load_half(at + 8)};
+}
 // The first `count` (below 16); the rest are zeros and not read.
 DI_INLINE Lanes load_part(const float* at, std::size_t count) {
   float part[16] = {};
@@ -47,13 +53,25 @@ DI_INLINE void store_part(float* at, Lanes a, std::size_t count) {
 DI_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-DI_INLINE Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-DI_INLINE Lanes subtract(Lanes a, Lanes b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-DI_INLINE Lanes multiply(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-DI_INLINE Lanes divide(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+DI_INLINE Lanes add(Lanes a, Lanes b) {
+  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+DI_INLINE Lanes subtract(Lanes a, Lanes b) {
+  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+DI_INLINE Lanes multiply(Lanes a, Lanes b) {
+  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+DI_INLINE Lanes divide(Lanes a, Lanes b) {
+  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
 // The larger; b where a is NaN.
-DI_INLINE Lanes larger(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-DI_INLINE Lanes smaller(Lanes a, Lanes b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+DI_INLINE Lanes larger(Lanes a, Lanes b) {
+  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+DI_INLINE Lanes smaller(Lanes a, Lanes b) {
+  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
 DI_INLINE Lanes negate(Lanes a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_xor_ps(a.lo, sign), _mm256_xor_ps(a.hi, sign)};
@@ -68,8 +86,12 @@ DI_INLINE __m256 power_of_two_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(whole, 23));
 }
 // 2^n for whole n in -126 to 127.
-DI_INLINE Lanes power_of_two(Lanes n) { return {power_of_two_half(n.lo), power_of_two_half(n.hi)}; }
-DI_INLINE float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+DI_INLINE Lanes power_of_two(Lanes n) {
+  return {power_of_two_half(n.lo), power_of_two_half(n.hi)};
+}
+DI_INLINE float square_root(float x) {
+  return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+}
 
 // Folds each of four in halves, as api.h says.
 DI_INLINE void fold4(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {

@@ -15,10 +15,16 @@ struct Lanes {
   __m512 v;
 };
 
-DI_INLINE __mmask16 first_lanes(std::size_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
+DI_INLINE __mmask16 first_lanes(std::size_t count) {
+  return static_cast<__mmask16>((1u << count) - 1u);
+}
 
-DI_INLINE Lanes broadcast(float x) { return {_mm512_set1_ps(x)}; }
-DI_INLINE Lanes load(const float* at) { return {_mm512_loadu_ps(at)}; }
+DI_INLINE Lanes broadcast(float x) {
+  return {_mm512_set1_ps(x)};
+}
+DI_INLINE Lanes load(const float* at) {
+  return {_mm512_loadu_ps(at)};
+}
 DI_INLINE Lanes load(const std::uint16_t* at) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -31,19 +37,35 @@ DI_INLINE Lanes load_part(const std::uint16_t* at, std::size_t count) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count), at));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-DI_INLINE void store(float* at, Lanes a) { _mm512_storeu_ps(at, a.v); }
+DI_INLINE void store(float* at, Lanes a) {
+  _mm512_storeu_ps(at, a.v);
+}
 DI_INLINE void store_part(float* at, Lanes a, std::size_t count) {
   _mm512_mask_storeu_ps(at, first_lanes(count), a.v);
 }
 
-DI_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-DI_INLINE Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
-DI_INLINE Lanes subtract(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
-DI_INLINE Lanes multiply(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
-DI_INLINE Lanes divide(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
+DI_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+DI_INLINE Lanes add(Lanes a, Lanes b) {
+  return {_mm512_add_ps(a.v, b.v)};
+}
+DI_INLINE Lanes subtract(Lanes a, Lanes b) {
+  return {_mm512_sub_ps(a.v, b.v)};
+}
+DI_INLINE Lanes multiply(Lanes a, Lanes b) {
+  return {_mm512_mul_ps(a.v, b.v)};
+}
+DI_INLINE Lanes divide(Lanes a, Lanes b) {
+  return {_mm512_div_ps(a.v, b.v)};
+}
 // The larger; b where a is NaN.
-DI_INLINE Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
-DI_INLINE Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
+DI_INLINE Lanes larger(Lanes a, Lanes b) {
+  return {_mm512_max_ps(a.v, b.v)};
+}
+DI_INLINE Lanes smaller(Lanes a, Lanes b) {
+  return {_mm512_min_ps(a.v, b.v)};
+}
 DI_INLINE Lanes negate(Lanes a) {
   return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN)))};
 }
@@ -56,7 +78,9 @@ DI_INLINE Lanes power_of_two(Lanes n) {
   const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(whole, 23))};
 }
-DI_INLINE float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+DI_INLINE float square_root(float x) {
+  return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+}
 
 // Folds each of four in halves, as api.h says.
 DI_INLINE void fold4(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {

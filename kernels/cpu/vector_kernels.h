@@ -18,8 +18,12 @@ namespace {
 
 constexpr float infinity = __builtin_inff();
 
-DI_INLINE std::size_t padded(std::size_t count) { return (count + lanes - 1) / lanes * lanes; }
-DI_INLINE std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
+DI_INLINE std::size_t padded(std::size_t count) {
+  return (count + lanes - 1) / lanes * lanes;
+}
+DI_INLINE std::size_t least(std::size_t a, std::size_t b) {
+  return a < b ? a : b;
+}
 
 DI_INLINE Lanes exp_lanes(Lanes x) {
   const Lanes low = broadcast(-87.33f);
@@ -52,8 +56,8 @@ DI_INLINE float fold(Lanes a) {
 
 // R rows of x against C rows of w, each w_stride apart.
 template <std::size_t R, std::size_t C, class W>
-DI_INLINE void matmul_block(const float* x, std::size_t x_stride, const W* w, std::size_t w_stride, std::size_t k,
-                            float* y, std::size_t y_stride) {
+DI_INLINE void matmul_block(const float* x, std::size_t x_stride, const W* w, std::size_t w_stride,
+                            std::size_t k, float* y, std::size_t y_stride) {
   Lanes acc[R * C];
 #pragma GCC unroll 32
   for (std::size_t i = 0; i < R * C; ++i) acc[i] = broadcast(0.0f);
@@ -112,8 +116,8 @@ static void matmul_columns_of(const float* x, std::size_t x_stride, std::size_t 
 }
 
 template <class W>
-static void matmul_any(const float* x, std::size_t x_stride, std::size_t rows, const W* w, std::size_t w_stride,
-                       std::size_t n, std::size_t k, float* y, std::size_t y_stride) {
+static void matmul_any(const float* x, std::size_t x_stride, std::size_t rows, const W* w,
+                       std::size_t w_stride, std::size_t n, std::size_t k, float* y, std::size_t y_stride) {
   // Half an L2 cache of 1 MiB for the panel's activations.
   constexpr std::size_t panel_values = (std::size_t{512} << 10) / sizeof(float);
   std::size_t panel = panel_values / (k > 0 ? k : 1) / matmul_rows * matmul_rows;
@@ -130,9 +134,11 @@ static void matmul_any(const float* x, std::size_t x_stride, std::size_t rows, c
       }
     }
     for (; c + matmul_columns <= n; c += matmul_columns) {
-      matmul_columns_of<matmul_columns>(in, x_stride, count, w + c * w_stride, w_stride, k, out + c, y_stride);
+      matmul_columns_of<matmul_columns>(in, x_stride, count, w + c * w_stride, w_stride, k, out + c,
+                                        y_stride);
     }
-    for (; c < n; ++c) matmul_columns_of<1>(in, x_stride, count, w + c * w_stride, w_stride, k, out + c, y_stride);
+    for (; c < n; ++c)
+      matmul_columns_of<1>(in, x_stride, count, w + c * w_stride, w_stride, k, out + c, y_stride);
   }
 }
 
@@ -140,7 +146,8 @@ void matmul(const Matmul& m) {
   if (m.format == Format::f32) {
     matmul_any(m.x, m.x_stride, m.rows, static_cast<const float*>(m.w), m.k, m.n, m.k, m.y, m.y_stride);
   } else {
-    matmul_any(m.x, m.x_stride, m.rows, static_cast<const std::uint16_t*>(m.w), m.k, m.n, m.k, m.y, m.y_stride);
+    matmul_any(m.x, m.x_stride, m.rows, static_cast<const std::uint16_t*>(m.w), m.k, m.n, m.k, m.y,
+               m.y_stride);
   }
 }
 
@@ -161,7 +168,8 @@ DI_INLINE void values_block(const float* p, const float* shrink, const float* ti
   for (std::size_t h = 0; h < H; ++h) {
     const Lanes by = broadcast(shrink[h]);
 #pragma GCC unroll 8
-    for (std::size_t v = 0; v < V; ++v) acc[h * V + v] = multiply(load(sums + h * sums_stride + v * lanes), by);
+    for (std::size_t v = 0; v < V; ++v)
+      acc[h * V + v] = multiply(load(sums + h * sums_stride + v * lanes), by);
   }
   for (std::size_t j = 0; j < count; ++j) {
     Lanes value[V];
@@ -182,13 +190,14 @@ DI_INLINE void values_block(const float* p, const float* shrink, const float* ti
 }
 
 template <std::size_t H>
-static void values_of(const float* p, const float* shrink, const float* tile, std::size_t stride, std::size_t count,
-                      std::size_t latent, float* sums, std::size_t sums_stride) {
+static void values_of(const float* p, const float* shrink, const float* tile, std::size_t stride,
+                      std::size_t count, std::size_t latent, float* sums, std::size_t sums_stride) {
   std::size_t c = 0;
   for (; c + values_vectors * lanes <= latent; c += values_vectors * lanes) {
     values_block<H, values_vectors>(p, shrink, tile + c, stride, count, sums + c, sums_stride);
   }
-  for (; c < latent; c += lanes) values_block<H, 1>(p, shrink, tile + c, stride, count, sums + c, sums_stride);
+  for (; c < latent; c += lanes)
+    values_block<H, 1>(p, shrink, tile + c, stride, count, sums + c, sums_stride);
 }
 
 void attention(const Attention& a) {
@@ -196,13 +205,13 @@ void attention(const Attention& a) {
   const std::size_t stride = padded(width);
   const std::size_t sums_stride = padded(a.latent);
   const std::size_t queries_max = attention_rows_max * a.heads;
-  float* tile = a.scratch;                                   // [64, stride]
-  float* q = tile + attention_tile_tokens * stride;          // [queries, stride]
-  float* score = q + queries_max * stride;                   // [queries, 64]
-  float* sums = score + queries_max * attention_tile_tokens; // [queries, sums_stride]
-  float* best = sums + queries_max * sums_stride;            // [queries]
-  float* total = best + queries_max;                         // [queries]
-  float* shrink = total + queries_max;                       // [queries]
+  float* tile = a.scratch;                                    // [64, stride]
+  float* q = tile + attention_tile_tokens * stride;           // [queries, stride]
+  float* score = q + queries_max * stride;                    // [queries, 64]
+  float* sums = score + queries_max * attention_tile_tokens;  // [queries, sums_stride]
+  float* best = sums + queries_max * sums_stride;             // [queries]
+  float* total = best + queries_max;                          // [queries]
+  float* shrink = total + queries_max;                        // [queries]
 
   for (std::size_t row0 = 0; row0 < a.rows; row0 += attention_rows_max) {
     const std::size_t rows = least(attention_rows_max, a.rows - row0);
@@ -264,8 +273,8 @@ void attention(const Attention& a) {
         }
         std::size_t i = query0;
         for (; i + values_heads <= query0 + a.heads; i += values_heads) {
-          values_of<values_heads>(score + i * attention_tile_tokens, shrink + i, tile, stride, count, a.latent,
-                                  sums + i * sums_stride, sums_stride);
+          values_of<values_heads>(score + i * attention_tile_tokens, shrink + i, tile, stride, count,
+                                  a.latent, sums + i * sums_stride, sums_stride);
         }
         for (; i < query0 + a.heads; ++i) {
           values_of<1>(score + i * attention_tile_tokens, shrink + i, tile, stride, count, a.latent,
@@ -289,8 +298,8 @@ void attention(const Attention& a) {
   }
 }
 
-void rmsnorm(const float* x, std::size_t x_stride, const float* weight, float eps, float* y, std::size_t y_stride,
-             std::size_t rows, std::size_t width) {
+void rmsnorm(const float* x, std::size_t x_stride, const float* weight, float eps, float* y,
+             std::size_t y_stride, std::size_t rows, std::size_t width) {
   const std::size_t whole = width / lanes * lanes;
   for (std::size_t r = 0; r < rows; ++r) {
     const float* in = x + r * x_stride;
@@ -308,8 +317,8 @@ void rmsnorm(const float* x, std::size_t x_stride, const float* weight, float ep
     }
     if (whole < width) {
       const std::size_t rest = width - whole;
-      store_part(out + whole, multiply(multiply(load_part(in + whole, rest), s), load_part(weight + whole, rest)),
-                 rest);
+      store_part(out + whole,
+                 multiply(multiply(load_part(in + whole, rest), s), load_part(weight + whole, rest)), rest);
     }
   }
 }
@@ -322,7 +331,8 @@ void silu_mul(const float* gate, const float* up, float* out, std::size_t count)
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) store(out + i, silu_mul_lanes(load(gate + i), load(up + i)));
   if (i < count) {
-    store_part(out + i, silu_mul_lanes(load_part(gate + i, count - i), load_part(up + i, count - i)), count - i);
+    store_part(out + i, silu_mul_lanes(load_part(gate + i, count - i), load_part(up + i, count - i)),
+               count - i);
   }
 }
 

@@ -14,7 +14,9 @@ float value_at(const void* data, Format format, std::size_t index) {
   return bf16_widen(static_cast<const std::uint16_t*>(data)[index]);
 }
 
-std::size_t padded(std::size_t count) { return (count + lanes - 1) / lanes * lanes; }
+std::size_t padded(std::size_t count) {
+  return (count + lanes - 1) / lanes * lanes;
+}
 
 float fold(const float (&lane)[lanes]) {
   float sum[lanes];
@@ -56,7 +58,9 @@ float exp_one(float x) {
   return y * scale;
 }
 
-float sigmoid_one(float x) { return 1.0f / (1.0f + exp_one(-x)); }
+float sigmoid_one(float x) {
+  return 1.0f / (1.0f + exp_one(-x));
+}
 
 void matmul(const Matmul& m) {
   for (std::size_t r = 0; r < m.rows; ++r) {
@@ -94,7 +98,8 @@ void attend(const Attention& a, const float* q, std::size_t position, float* out
       float sum = out[c] * shrink;
       for (std::size_t j = 0; j < count; ++j) {
         const std::size_t at = first + j;
-        sum = std::fma(p[j], value_at(a.blocks[at / a.block_tokens], a.format, at % a.block_tokens * width + c), sum);
+        sum = std::fma(
+            p[j], value_at(a.blocks[at / a.block_tokens], a.format, at % a.block_tokens * width + c), sum);
       }
       out[c] = sum;
     }
@@ -113,8 +118,8 @@ void attention(const Attention& a) {
   }
 }
 
-void rmsnorm(const float* x, std::size_t x_stride, const float* weight, float eps, float* y, std::size_t y_stride,
-             std::size_t rows, std::size_t width) {
+void rmsnorm(const float* x, std::size_t x_stride, const float* weight, float eps, float* y,
+             std::size_t y_stride, std::size_t rows, std::size_t width) {
   for (std::size_t r = 0; r < rows; ++r) {
     const float* in = x + r * x_stride;
     const float mean = dot(in, in, Format::f32, 0, width) / static_cast<float>(width);

@@ -26,24 +26,24 @@ struct Sequence {
   std::vector<std::uint32_t> tokens;
   Sampling sampling;
   std::uint32_t next_index = 0;
-  std::uint32_t computed = 0;             // tokens whose KV is there, or will be when all groups are swapped in
-  bool stepped = false;                   // a token of its own was computed
+  std::uint32_t computed = 0;  // tokens whose KV is there, or will be when all groups are swapped in
+  bool stepped = false;        // a token of its own was computed
   bool finished = false;
   std::vector<std::uint32_t> blocks;
 
-  std::shared_ptr<KvSource> source;       // null when nothing (more) is to be swapped in
-  std::uint32_t cached_blocks = 0;        // the last one may be partial
+  std::shared_ptr<KvSource> source;  // null when nothing (more) is to be swapped in
+  std::uint32_t cached_blocks = 0;   // the last one may be partial
   std::uint32_t groups_swapped = 0;
 };
 
 // A row of the plan on its way through a step.
 struct Active {
-  std::size_t row = 0;                    // in the plan and the result
+  std::size_t row = 0;  // in the plan and the result
   SequenceId sequence = 0;
-  std::uint32_t first = 0;                // next position to compute
-  std::uint32_t left = 0;                 // tokens still to compute in this step
-  bool swapping = false;                  // had groups to swap in when the step began
-  bool out = false;                       // late or failed: nothing more in this step
+  std::uint32_t first = 0;  // next position to compute
+  std::uint32_t left = 0;   // tokens still to compute in this step
+  bool swapping = false;    // had groups to swap in when the step began
+  bool out = false;         // late or failed: nothing more in this step
 };
 
 class CpuEngine final : public Engine {
@@ -66,7 +66,8 @@ class CpuEngine final : public Engine {
   Result<SequenceId> admit(SequenceSpec spec) override;
   StepResult step(const StepPlan& plan, Instant now) override;
   void truncate_cached(SequenceId sequence, std::uint32_t blocks) override;
-  void export_page(SequenceId sequence, std::uint32_t first, std::uint32_t count, MutableByteView page) override;
+  void export_page(SequenceId sequence, std::uint32_t first, std::uint32_t count,
+                   MutableByteView page) override;
   void export_tail(SequenceId sequence, MutableByteView page) override;
   bool cancel(SequenceId sequence) override;
   void release(SequenceId sequence) override;
@@ -85,8 +86,8 @@ class CpuEngine final : public Engine {
   void pass(std::vector<Active>& actives, const std::vector<std::size_t>& members,
             const std::vector<std::uint32_t>& counts, const StepPlan& plan, StepResult& result);
   // Swaps a layer group in for those members that need it; true for those that may go on.
-  std::vector<bool> swap_in(std::uint32_t group, std::vector<Active>& actives, const std::vector<std::size_t>& members,
-                            Duration swap_wait, StepResult& result);
+  std::vector<bool> swap_in(std::uint32_t group, std::vector<Active>& actives,
+                            const std::vector<std::size_t>& members, Duration swap_wait, StepResult& result);
   bool swap_in_one(std::uint32_t group, Active& active, RowResult& row);
   void copy_in(Sequence& s, std::uint32_t group);
   void choose(Sequence& s, std::span<const float> logits, RowResult& row);
@@ -94,8 +95,8 @@ class CpuEngine final : public Engine {
   [[nodiscard]] std::uint64_t now_us() const { return static_cast<std::uint64_t>(steady_.now().ns / 1000); }
   void note(RowResult& row, wire::SpanKind kind, std::uint32_t group, std::uint64_t start_us) const {
     if (row.spans.size() >= spans_per_row_max) return;
-    row.spans.push_back({static_cast<std::uint8_t>(kind), static_cast<std::uint16_t>(group), start_us,
-                         now_us() - start_us});
+    row.spans.push_back(
+        {static_cast<std::uint8_t>(kind), static_cast<std::uint16_t>(group), start_us, now_us() - start_us});
   }
 
   const CpuOptions options_;
@@ -113,13 +114,16 @@ class CpuEngine final : public Engine {
 Result<SequenceId> CpuEngine::admit(SequenceSpec spec) {
   const auto invalid = [](std::string what) { return Error{Code::invalid, 0, std::move(what)}; };
   if (spec.tokens.empty()) return invalid("no tokens");
-  if (spec.known_tokens_max < spec.tokens.size()) return invalid("known_tokens_max is less than the tokens given");
+  if (spec.known_tokens_max < spec.tokens.size())
+    return invalid("known_tokens_max is less than the tokens given");
   if (spec.tokens.size() > description_.context_tokens_max ||
       spec.known_tokens_max > description_.context_tokens_max) {
-    return invalid("longer than the context of " + std::to_string(description_.context_tokens_max) + " tokens");
+    return invalid("longer than the context of " + std::to_string(description_.context_tokens_max) +
+                   " tokens");
   }
   for (const std::uint32_t token : spec.tokens) {
-    if (token >= shape_.vocab) return invalid("token id " + std::to_string(token) + " is not in the vocabulary");
+    if (token >= shape_.vocab)
+      return invalid("token id " + std::to_string(token) + " is not in the vocabulary");
   }
   if (spec.cached_tokens >= spec.tokens.size()) return invalid("nothing is left to compute");
   const std::uint32_t cached_blocks = blocks_for(spec.cached_tokens);
@@ -207,7 +211,8 @@ void CpuEngine::pass(std::vector<Active>& actives, const std::vector<std::size_t
     forward_.layers(layer, last);
     layer = last;
     for (const std::size_t member : left) {
-      if (actives[member].swapping) note(result.rows[actives[member].row], wire::SpanKind::compute, group, group_start_us);
+      if (actives[member].swapping)
+        note(result.rows[actives[member].row], wire::SpanKind::compute, group, group_start_us);
     }
   }
 
@@ -238,7 +243,8 @@ void CpuEngine::pass(std::vector<Active>& actives, const std::vector<std::size_t
     const Active& active = actives[left[at.part]];
     const auto [count, complete] = ends[at.part];
     if (options_.test_logits) {
-      options_.test_logits(active.sequence, active.first - count + static_cast<std::uint32_t>(at.row), logits);
+      options_.test_logits(active.sequence, active.first - count + static_cast<std::uint32_t>(at.row),
+                           logits);
     }
     if (complete && at.row + 1 == count) choose(sequences_[active.sequence], logits, result.rows[active.row]);
   });
@@ -249,7 +255,8 @@ void CpuEngine::pass(std::vector<Active>& actives, const std::vector<std::size_t
 }
 
 std::vector<bool> CpuEngine::swap_in(std::uint32_t group, std::vector<Active>& actives,
-                                     const std::vector<std::size_t>& members, Duration swap_wait, StepResult& result) {
+                                     const std::vector<std::size_t>& members, Duration swap_wait,
+                                     StepResult& result) {
   std::vector<bool> ready(members.size(), true);
   bool waiting = false;
   for (std::size_t i = 0; i < members.size(); ++i) {
@@ -306,7 +313,8 @@ void CpuEngine::copy_in(Sequence& s, std::uint32_t group) {
     DI_ASSERT(run.segment.size() >= layout.segment_bytes(group, run.page_blocks));
     DI_ASSERT(run.first + std::uint64_t{run.count} <= run.page_blocks);
     for (std::uint32_t i = 0; i < run.count && block < s.cached_blocks; ++i, ++block) {
-      for (std::uint32_t plane = layout.group_first_plane(group); plane < layout.group_last_plane(group); ++plane) {
+      for (std::uint32_t plane = layout.group_first_plane(group); plane < layout.group_last_plane(group);
+           ++plane) {
         const std::uint64_t bytes = layout.plane_block_bytes(plane);
         const std::uint64_t offset = layout.plane_offset(plane, run.page_blocks) + (run.first + i) * bytes;
         std::memcpy(pool_.at(plane, s.blocks[block]), run.segment.data() + offset, bytes);
@@ -349,7 +357,8 @@ void CpuEngine::export_page(SequenceId id, std::uint32_t first, std::uint32_t co
     const MutableByteView segment =
         page.subspan(layout.segment_offset(group, count), layout.segment_bytes(group, count));
     std::uint64_t end = 0;
-    for (std::uint32_t plane = layout.group_first_plane(group); plane < layout.group_last_plane(group); ++plane) {
+    for (std::uint32_t plane = layout.group_first_plane(group); plane < layout.group_last_plane(group);
+         ++plane) {
       const std::uint64_t bytes = layout.plane_block_bytes(plane);
       end = layout.plane_offset(plane, count);
       for (std::uint32_t i = 0; i < count; ++i, end += bytes) {
@@ -369,7 +378,8 @@ void CpuEngine::export_tail(SequenceId id, MutableByteView page) {
   DI_ASSERT(page.size() == layout.page_bytes(1));
   std::memset(page.data(), 0, page.size());
   for (std::uint32_t group = 0; group < layout.groups(); ++group) {
-    for (std::uint32_t plane = layout.group_first_plane(group); plane < layout.group_last_plane(group); ++plane) {
+    for (std::uint32_t plane = layout.group_first_plane(group); plane < layout.group_last_plane(group);
+         ++plane) {
       const std::uint64_t bytes = layout.plane_block_bytes(plane) / layout.block_tokens() * tokens;
       std::memcpy(page.data() + layout.segment_offset(group, 1) + layout.plane_offset(plane, 1),
                   pool_.at(plane, s.blocks[block]), bytes);
@@ -390,10 +400,14 @@ void CpuEngine::release(SequenceId id) {
 
 const kernels::Kernels* kernels_of(CpuPath path) {
   switch (path) {
-    case CpuPath::best: return &kernels::kernels_best();
-    case CpuPath::scalar: return kernels::kernels_for(kernels::Path::scalar);
-    case CpuPath::avx2: return kernels::kernels_for(kernels::Path::avx2);
-    case CpuPath::avx512: return kernels::kernels_for(kernels::Path::avx512);
+    case CpuPath::best:
+      return &kernels::kernels_best();
+    case CpuPath::scalar:
+      return kernels::kernels_for(kernels::Path::scalar);
+    case CpuPath::avx2:
+      return kernels::kernels_for(kernels::Path::avx2);
+    case CpuPath::avx512:
+      return kernels::kernels_for(kernels::Path::avx512);
   }
   return nullptr;
 }
@@ -413,7 +427,8 @@ Result<std::unique_ptr<Engine>> cpu_engine_create(CpuOptions options) {
     return Error{Code::invalid, 0, "step_rows_max must be 1 to " + std::to_string(step_rows_limit)};
   }
   const kernels::Kernels* kernels = kernels_of(options.path);
-  if (kernels == nullptr) return Error{Code::unsupported, 0, "this processor lacks the vector path asked for"};
+  if (kernels == nullptr)
+    return Error{Code::unsupported, 0, "this processor lacks the vector path asked for"};
 
   Result<model::Shape> shape = model::shape_load(options.folder);
   if (!shape) return shape.error();
@@ -424,8 +439,10 @@ Result<std::unique_ptr<Engine>> cpu_engine_create(CpuOptions options) {
 
   const bool f32 = options.cache == CpuCache::f32;
   const std::uint32_t entry_bytes = shape->cache_width() * (f32 ? 4 : 2);
-  if (options.block_tokens == 0) options.block_tokens = std::uint64_t{entry_bytes} * shape->layers < 4096 ? 32 : 64;
-  auto layout = kv::layout_mla(f32 ? "mla-f32-1" : "mla-bf16-1", options.block_tokens, shape->layers, entry_bytes);
+  if (options.block_tokens == 0)
+    options.block_tokens = std::uint64_t{entry_bytes} * shape->layers < 4096 ? 32 : 64;
+  auto layout =
+      kv::layout_mla(f32 ? "mla-f32-1" : "mla-bf16-1", options.block_tokens, shape->layers, entry_bytes);
   if (!layout) return layout.error().in(options.folder);
   if (options.pool_bytes > 0) {
     const std::uint64_t blocks = options.pool_bytes / layout->block_bytes();
@@ -434,21 +451,25 @@ Result<std::unique_ptr<Engine>> cpu_engine_create(CpuOptions options) {
   Result<CpuPool> pool = CpuPool::create(*layout, options.pool_blocks);
   if (!pool) return pool.error();
 
+  // A sequence that the whole pool could not hold would wait for ever: the pool bounds the context too.
+  std::uint64_t context_tokens_max = std::uint64_t{options.pool_blocks} * layout->block_tokens();
+  context_tokens_max = std::min<std::uint64_t>(context_tokens_max, shape->positions_max);
+  if (options.context_tokens_max > 0) {
+    context_tokens_max = std::min<std::uint64_t>(context_tokens_max, options.context_tokens_max);
+  }
   Description description{
       .model = options.model.empty() ? folder_name(options.folder) : options.model,
       .layout = *std::move(layout),
       .revision = options.revision ? *options.revision : Key{files->revision()},
-      .context_tokens_max = options.context_tokens_max == 0
-                                ? shape->positions_max
-                                : std::min(options.context_tokens_max, shape->positions_max),
+      .context_tokens_max = static_cast<std::uint32_t>(context_tokens_max),
       .vocab = shape->vocab,
       .pool_blocks = options.pool_blocks,
       .sequences_max = options.sequences_max,
       .wants_debug_text = false,
   };
-  return std::unique_ptr<Engine>(std::make_unique<CpuEngine>(std::move(options), *std::move(shape), *std::move(files),
-                                                             *std::move(weights), *kernels, std::move(description),
-                                                             *std::move(pool)));
+  return std::unique_ptr<Engine>(std::make_unique<CpuEngine>(std::move(options), *std::move(shape),
+                                                             *std::move(files), *std::move(weights), *kernels,
+                                                             std::move(description), *std::move(pool)));
 }
 
 }  // namespace di::engine

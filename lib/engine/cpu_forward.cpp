@@ -17,13 +17,13 @@ constexpr std::size_t head_rows_max = 64;
 class Buffer {
  public:
   void take(std::size_t count) {
-    data_.reset(static_cast<float*>(::operator new(count * sizeof(float) + 64, std::align_val_t{64})));
+    data_.reset(static_cast<float*>(::operator new (count * sizeof(float) + 64, std::align_val_t{64})));
   }
   [[nodiscard]] float* get() const { return data_.get(); }
 
  private:
   struct Free {
-    void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
+    void operator()(float* data) const { ::operator delete (data, std::align_val_t{64}); }
   };
   std::unique_ptr<float, Free> data_;
 };
@@ -40,33 +40,34 @@ void add(float* x, const float* y, std::size_t count) {
 }  // namespace
 
 struct CpuForward::Scratch {
-  Buffer x;         // [rows, hidden] the residual stream
-  Buffer normed;    // [rows, hidden]
-  Buffer out;       // [rows, hidden] what a block adds to x
-  Buffer q_a;       // [rows, q_lora]
-  Buffer q;         // [rows, heads * (qk_nope + qk_rope)]
-  Buffer kv;        // [rows, kv_lora + qk_rope]
-  Buffer query;     // [rows, heads, kv_lora + qk_rope] absorbed
-  Buffer attended;  // [rows, heads, kv_lora]
-  Buffer value;     // [rows, heads * v_head]
-  Buffer gate;      // [rows, widest MLP]
-  Buffer up;        // [rows, widest MLP]
-  Buffer score;     // [rows, experts]
-  Buffer gathered;  // [rows, hidden] rows of one expert
-  Buffer expert_out;// [rows, hidden]
-  Buffer route;     // [experts + groups]
-  Buffer attention; // of the kernel
-  Buffer final_row; // [head_rows_max, hidden]
-  Buffer logits;    // [head_rows_max, vocab]
-  std::vector<std::uint32_t> chosen;         // [rows, experts_per_token]
-  std::vector<float> weight;                 // [rows, experts_per_token]
-  std::vector<std::uint32_t> expert_first;   // [experts + 1]
-  std::vector<std::uint32_t> expert_slot;    // [rows * experts_per_token] slots in order of expert, then row
-  std::vector<const std::byte*> blocks;      // of one sequence in one layer
+  Buffer x;                                 // [rows, hidden] the residual stream
+  Buffer normed;                            // [rows, hidden]
+  Buffer out;                               // [rows, hidden] what a block adds to x
+  Buffer q_a;                               // [rows, q_lora]
+  Buffer q;                                 // [rows, heads * (qk_nope + qk_rope)]
+  Buffer kv;                                // [rows, kv_lora + qk_rope]
+  Buffer query;                             // [rows, heads, kv_lora + qk_rope] absorbed
+  Buffer attended;                          // [rows, heads, kv_lora]
+  Buffer value;                             // [rows, heads * v_head]
+  Buffer gate;                              // [rows, widest MLP]
+  Buffer up;                                // [rows, widest MLP]
+  Buffer score;                             // [rows, experts]
+  Buffer gathered;                          // [rows, hidden] rows of one expert
+  Buffer expert_out;                        // [rows, hidden]
+  Buffer route;                             // [experts + groups]
+  Buffer attention;                         // of the kernel
+  Buffer final_row;                         // [head_rows_max, hidden]
+  Buffer logits;                            // [head_rows_max, vocab]
+  std::vector<std::uint32_t> chosen;        // [rows, experts_per_token]
+  std::vector<float> weight;                // [rows, experts_per_token]
+  std::vector<std::uint32_t> expert_first;  // [experts + 1]
+  std::vector<std::uint32_t> expert_slot;   // [rows * experts_per_token] slots in order of expert, then row
+  std::vector<const std::byte*> blocks;     // of one sequence in one layer
 };
 
 CpuForward::CpuForward(const model::Shape& shape, const CpuWeights& weights, const kernels::Kernels& kernels,
-                       CpuPool& pool, kernels::Format cache, std::uint32_t block_tokens, std::uint32_t rows_max)
+                       CpuPool& pool, kernels::Format cache, std::uint32_t block_tokens,
+                       std::uint32_t rows_max)
     : shape_(shape),
       weights_(weights),
       kernels_(kernels),
@@ -109,10 +110,17 @@ CpuForward::CpuForward(const model::Shape& shape, const CpuWeights& weights, con
 
 CpuForward::~CpuForward() = default;
 
-void CpuForward::multiply(const float* x, std::size_t x_stride, const Matrix& w, float* y, std::size_t y_stride,
-                          std::size_t rows) const {
-  kernels_.matmul({.x = x, .x_stride = x_stride, .w = w.data, .format = w.format, .y = y, .y_stride = y_stride,
-                   .rows = rows, .n = w.n, .k = w.k});
+void CpuForward::multiply(const float* x, std::size_t x_stride, const Matrix& w, float* y,
+                          std::size_t y_stride, std::size_t rows) const {
+  kernels_.matmul({.x = x,
+                   .x_stride = x_stride,
+                   .w = w.data,
+                   .format = w.format,
+                   .y = y,
+                   .y_stride = y_stride,
+                   .rows = rows,
+                   .n = w.n,
+                   .k = w.k});
 }
 
 void CpuForward::begin(std::vector<ForwardPart> parts) {
@@ -141,7 +149,8 @@ void CpuForward::keep(const std::vector<bool>& parts) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const std::size_t rows = parts_[i].tokens.size();
     if (parts[i]) {
-      if (from != to) std::memmove(x + to * shape_.hidden, x + from * shape_.hidden, rows * shape_.hidden * sizeof(float));
+      if (from != to)
+        std::memmove(x + to * shape_.hidden, x + from * shape_.hidden, rows * shape_.hidden * sizeof(float));
       parts_[left++] = parts_[i];
       to += rows;
     }
@@ -157,7 +166,8 @@ void CpuForward::layers(std::uint32_t first, std::uint32_t last) {
   const std::size_t hidden = shape_.hidden;
   for (std::uint32_t index = first; index < last; ++index) {
     const CpuLayer& layer = weights_.layers[index];
-    kernels_.rmsnorm(s.x.get(), hidden, layer.attention_norm.data(), eps_, s.normed.get(), hidden, rows_, hidden);
+    kernels_.rmsnorm(s.x.get(), hidden, layer.attention_norm.data(), eps_, s.normed.get(), hidden, rows_,
+                     hidden);
     attention(layer, index);
     add(s.x.get(), s.out.get(), rows_ * hidden);
 
@@ -189,8 +199,8 @@ void CpuForward::attention(const CpuLayer& layer, std::uint32_t index) {
   }
   // Queries in the space of the cache rows: scores need no expanded keys.
   for (std::size_t head = 0; head < heads; ++head) {
-    multiply(s.q.get() + head * q_head, heads * q_head, layer.key[head], s.query.get() + head * width, heads * width,
-             rows_);
+    multiply(s.q.get() + head * q_head, heads * q_head, layer.key[head], s.query.get() + head * width,
+             heads * width, rows_);
   }
   multiply(s.normed.get(), hidden, layer.kv_a, s.kv.get(), width, rows_);
   kernels_.rmsnorm(s.kv.get(), width, layer.kv_norm.data(), eps_, s.kv.get(), width, rows_, latent);
@@ -220,16 +230,24 @@ void CpuForward::attention(const CpuLayer& layer, std::uint32_t index) {
     for (std::size_t block = 0; block * block_tokens_ < positions; ++block) {
       s.blocks.push_back(pool_.at(index, part.blocks[block]));
     }
-    kernels_.attention({.q = s.query.get() + row * heads * width, .out = s.attended.get() + row * heads * latent,
-                        .blocks = s.blocks.data(), .block_tokens = block_tokens_, .format = cache_,
-                        .rows = part.tokens.size(), .heads = heads, .latent = latent, .rope = rope,
-                        .first_position = part.first_position, .scale = scale_, .scratch = s.attention.get()});
+    kernels_.attention({.q = s.query.get() + row * heads * width,
+                        .out = s.attended.get() + row * heads * latent,
+                        .blocks = s.blocks.data(),
+                        .block_tokens = block_tokens_,
+                        .format = cache_,
+                        .rows = part.tokens.size(),
+                        .heads = heads,
+                        .latent = latent,
+                        .rope = rope,
+                        .first_position = part.first_position,
+                        .scale = scale_,
+                        .scratch = s.attention.get()});
     row += part.tokens.size();
   }
   const std::size_t v_head = shape_.v_head;
   for (std::size_t head = 0; head < heads; ++head) {
-    multiply(s.attended.get() + head * latent, heads * latent, layer.value[head], s.value.get() + head * v_head,
-             heads * v_head, rows_);
+    multiply(s.attended.get() + head * latent, heads * latent, layer.value[head],
+             s.value.get() + head * v_head, heads * v_head, rows_);
   }
   multiply(s.value.get(), heads * v_head, layer.output, s.out.get(), hidden, rows_);
 }
@@ -251,9 +269,14 @@ void CpuForward::experts(const CpuLayer& layer) {
   multiply(s.normed.get(), hidden, layer.router, s.score.get(), count, rows_);
   kernels_.sigmoid(s.score.get(), s.score.get(), rows_ * count);
   for (std::size_t row = 0; row < rows_; ++row) {
-    kernels::route({.score = s.score.get() + row * count, .bias = layer.router_bias.data(), .experts = count,
-                    .groups = shape_.groups, .groups_kept = shape_.groups_per_token, .chosen = per_row,
-                    .normalize = shape_.normalize_weights, .scale = static_cast<float>(shape_.routed_scale)},
+    kernels::route({.score = s.score.get() + row * count,
+                    .bias = layer.router_bias.data(),
+                    .experts = count,
+                    .groups = shape_.groups,
+                    .groups_kept = shape_.groups_per_token,
+                    .chosen = per_row,
+                    .normalize = shape_.normalize_weights,
+                    .scale = static_cast<float>(shape_.routed_scale)},
                    s.chosen.data() + row * per_row, s.weight.data() + row * per_row, s.route.get());
   }
 
@@ -285,7 +308,8 @@ void CpuForward::experts(const CpuLayer& layer) {
       dense(layer.experts[expert], s.gathered.get(), rows, s.expert_out.get());
       for (std::size_t i = 0; i < rows; ++i) {
         const std::size_t slot = s.expert_slot[done + i];
-        add_scaled(s.out.get() + slot / per_row * hidden, s.expert_out.get() + i * hidden, s.weight[slot], hidden);
+        add_scaled(s.out.get() + slot / per_row * hidden, s.expert_out.get() + i * hidden, s.weight[slot],
+                   hidden);
       }
       done += rows;
     }
@@ -311,9 +335,11 @@ void CpuForward::logits(const std::vector<Row>& rows,
       std::memcpy(s.final_row.get() + i * hidden, s.x.get() + (part_first[row.part] + row.row) * hidden,
                   hidden * sizeof(float));
     }
-    kernels_.rmsnorm(s.final_row.get(), hidden, weights_.norm.data(), eps_, s.final_row.get(), hidden, count, hidden);
+    kernels_.rmsnorm(s.final_row.get(), hidden, weights_.norm.data(), eps_, s.final_row.get(), hidden, count,
+                     hidden);
     multiply(s.final_row.get(), hidden, weights_.head, s.logits.get(), shape_.vocab, count);
-    for (std::size_t i = 0; i < count; ++i) done(rows[first + i], {s.logits.get() + i * shape_.vocab, shape_.vocab});
+    for (std::size_t i = 0; i < count; ++i)
+      done(rows[first + i], {s.logits.get() + i * shape_.vocab, shape_.vocab});
   }
 }
 

@@ -32,8 +32,8 @@ struct ForwardPart {
 class CpuForward {
  public:
   // References must outlive the object.
-  CpuForward(const model::Shape& shape, const CpuWeights& weights, const kernels::Kernels& kernels, CpuPool& pool,
-             kernels::Format cache, std::uint32_t block_tokens, std::uint32_t rows_max);
+  CpuForward(const model::Shape& shape, const CpuWeights& weights, const kernels::Kernels& kernels,
+             CpuPool& pool, kernels::Format cache, std::uint32_t block_tokens, std::uint32_t rows_max);
   ~CpuForward();
 
   // Starts a pass with the embeddings of all parts; together at most rows_max tokens.  Parts must be of

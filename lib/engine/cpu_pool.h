@@ -32,7 +32,9 @@ class CpuPool {
     return data_ + plane_offset_[plane] + block * plane_block_bytes_[plane];
   }
   [[nodiscard]] std::uint32_t blocks() const { return blocks_; }
-  [[nodiscard]] std::uint32_t blocks_used() const { return blocks_ - static_cast<std::uint32_t>(free_.size()); }
+  [[nodiscard]] std::uint32_t blocks_used() const {
+    return blocks_ - static_cast<std::uint32_t>(free_.size());
+  }
 
  private:
   CpuPool() = default;

@@ -25,7 +25,8 @@ std::vector<double> rotary_frequencies(const model::Shape& shape) {
            (2 * std::log(theta));
   };
   // Above `last` frequencies are divided by the factor, below `first` they stay, between they are mixed.
-  // The clamp to dim - 1, though there are only dim / 2 pairs, is the published behaviour and moves the slope.
+  // The clamp to dim - 1, though there are only dim / 2 pairs, is the published behaviour and moves the
+  // slope.
   const double first = std::max(static_cast<double>(std::floor(pair_with_turns(yarn.beta_fast))), 0.0);
   const double last =
       std::min(static_cast<double>(std::ceil(pair_with_turns(yarn.beta_slow))), static_cast<double>(dim - 1));

@@ -25,7 +25,9 @@ class Rotary {
   // Makes rows for positions below `positions`.
   void extend(std::uint32_t positions);
   // [qk_rope / 2]; valid until the next extend().
-  [[nodiscard]] const float* cosine(std::uint32_t position) const { return cosine_.data() + position * pairs_; }
+  [[nodiscard]] const float* cosine(std::uint32_t position) const {
+    return cosine_.data() + position * pairs_;
+  }
   [[nodiscard]] const float* sine(std::uint32_t position) const { return sine_.data() + position * pairs_; }
   [[nodiscard]] std::size_t pairs() const { return pairs_; }
 

@@ -94,10 +94,12 @@ CpuLayer bind_layer(Binder& in, const model::Shape& shape, std::uint32_t index) 
   layer.router = in.matrix(name + ".mlp.gate", shape.experts, hidden);
   layer.router_bias = in.vector(name + ".mlp.gate.e_score_correction_bias", shape.experts);
   if (shape.shared_experts > 0) {
-    layer.mlp = in.mlp(name + ".mlp.shared_experts", hidden, std::size_t{shape.shared_experts} * shape.expert_width);
+    layer.mlp =
+        in.mlp(name + ".mlp.shared_experts", hidden, std::size_t{shape.shared_experts} * shape.expert_width);
   }
   for (std::uint32_t expert = 0; expert < shape.experts; ++expert) {
-    layer.experts.push_back(in.mlp(name + ".mlp.experts." + std::to_string(expert), hidden, shape.expert_width));
+    layer.experts.push_back(
+        in.mlp(name + ".mlp.experts." + std::to_string(expert), hidden, shape.expert_width));
   }
   return layer;
 }

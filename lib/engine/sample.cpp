@@ -21,8 +21,9 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::a
 }
 
 double sample_uniform(std::uint64_t seed, std::uint32_t choice, std::uint64_t position) {
-  const auto out = philox({static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32), choice, 0},
-                          {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+  const auto out =
+      philox({static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32), choice, 0},
+             {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
   const std::uint64_t bits = (std::uint64_t{out[0]} << 32) | out[1];
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
@@ -31,10 +32,11 @@ Sampler::Sampler(std::uint32_t vocab, const kernels::Kernels& kernels) : kernels
   kept_.reserve(vocab);
 }
 
-std::uint32_t Sampler::choose(std::span<const float> logits, const wire::Sampling& sampling, std::uint32_t index,
-                              std::uint64_t position) {
+std::uint32_t Sampler::choose(std::span<const float> logits, const wire::Sampling& sampling,
+                              std::uint32_t index, std::uint64_t position) {
   DI_ASSERT(logits.size() == weight_.size());
-  for (std::size_t id = 0; id < logits.size(); ++id) weight_[id] = std::isnan(logits[id]) ? -INFINITY : logits[id];
+  for (std::size_t id = 0; id < logits.size(); ++id)
+    weight_[id] = std::isnan(logits[id]) ? -INFINITY : logits[id];
   if (index < sampling.min_tokens) {
     for (const std::uint32_t id : sampling.stop_ids) {
       if (id < weight_.size()) weight_[id] = -INFINITY;

@@ -41,8 +41,8 @@ class Sampler {
 
  private:
   const kernels::Kernels& kernels_;
-  std::vector<float> weight_;           // [vocab]
-  std::vector<std::uint32_t> kept_;     // at most vocab ids
+  std::vector<float> weight_;        // [vocab]
+  std::vector<std::uint32_t> kept_;  // at most vocab ids
 };
 
 }  // namespace di::engine

@@ -35,7 +35,8 @@ class Reader {
     }
     return integer(key, *value, low, high);
   }
-  std::uint32_t count_or(std::string_view key, std::uint32_t otherwise, std::uint32_t low, std::uint32_t high) {
+  std::uint32_t count_or(std::string_view key, std::uint32_t otherwise, std::uint32_t low,
+                         std::uint32_t high) {
     const Json* value = find(key);
     return value == nullptr ? otherwise : integer(key, *value, low, high);
   }
@@ -111,7 +112,8 @@ void read_yarn(Reader& in, Shape& shape) {
   const Json* scaling = in.find("rope_scaling");
   if (scaling == nullptr) return;
   if (!scaling->is_object()) {
-    return in.fail(Code::invalid, "rope_scaling", "must be an object, is " + std::string(scaling->type_name()));
+    return in.fail(Code::invalid, "rope_scaling",
+                   "must be an object, is " + std::string(scaling->type_name()));
   }
   Reader part(*scaling, "rope_scaling");
   part.only_text(scaling->find("type") != nullptr ? "type" : "rope_type", "yarn");
@@ -143,7 +145,8 @@ void read_token_ids(Reader& in, Shape& shape) {
     shape.eos_ids.push_back(in.integer("eos_token_id", *eos, 0, shape.vocab - 1));
     return;
   }
-  if (eos->as_array().size() > eos_ids_max) return in.fail(Code::invalid, "eos_token_id", "has more than 16 entries");
+  if (eos->as_array().size() > eos_ids_max)
+    return in.fail(Code::invalid, "eos_token_id", "has more than 16 entries");
   for (const Json& id : eos->as_array()) {
     shape.eos_ids.push_back(in.integer("eos_token_id", id, 0, shape.vocab - 1));
   }

@@ -16,8 +16,12 @@ inline constexpr std::size_t tensor_rank_max = 8;
 // The element types that weights may have; a file may hold others as long as nobody asks for them.
 enum class Dtype : std::uint8_t { f32, bf16 };
 
-[[nodiscard]] constexpr std::size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-[[nodiscard]] constexpr std::string_view dtype_name(Dtype dtype) { return dtype == Dtype::f32 ? "F32" : "BF16"; }
+[[nodiscard]] constexpr std::size_t dtype_bytes(Dtype dtype) {
+  return dtype == Dtype::f32 ? 4 : 2;
+}
+[[nodiscard]] constexpr std::string_view dtype_name(Dtype dtype) {
+  return dtype == Dtype::f32 ? "F32" : "BF16";
+}
 
 // `data` is row-major, slowest dimension first, aligned to its element, and valid as long as the
 // Weights it came from.  Elements are little-endian, as is every machine this builds for.

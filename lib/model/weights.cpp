@@ -16,7 +16,9 @@ constexpr std::size_t length_bytes = 8;  // of the header, in front of it
 constexpr std::string_view single_name = "model.safetensors";
 constexpr std::string_view index_name = "model.safetensors.index.json";
 
-Error corrupt(std::string what) { return Error{Code::corrupt, 0, std::move(what)}; }
+Error corrupt(std::string what) {
+  return Error{Code::corrupt, 0, std::move(what)};
+}
 
 // 0: not a dtype of the format.
 std::uint64_t element_bytes(std::string_view dtype) {
@@ -62,8 +64,8 @@ Result<SafetensorsEntry> parse_entry(const std::string& name, const Json& value,
   const auto end = bounded(offsets->as_array()[1], INT64_MAX);
   if (!begin || !end || *begin > *end) return corrupt("data_offsets are no range");
   if (*end > data_bytes) {
-    return corrupt("needs " + std::to_string(*end) + " bytes of data, the file has " + std::to_string(data_bytes) +
-                   ": truncated?");
+    return corrupt("needs " + std::to_string(*end) + " bytes of data, the file has " +
+                   std::to_string(data_bytes) + ": truncated?");
   }
   entry.begin = *begin;
   entry.end = *end;
@@ -79,8 +81,9 @@ Result<SafetensorsEntry> parse_entry(const std::string& name, const Json& value,
     tensor_bytes *= *dim;
   }
   if (tensor_bytes != entry.end - entry.begin) {
-    return corrupt("shape " + dims_text(entry.dims) + " of " + entry.dtype + " is " + std::to_string(tensor_bytes) +
-                   " bytes, data_offsets give " + std::to_string(entry.end - entry.begin));
+    return corrupt("shape " + dims_text(entry.dims) + " of " + entry.dtype + " is " +
+                   std::to_string(tensor_bytes) + " bytes, data_offsets give " +
+                   std::to_string(entry.end - entry.begin));
   }
   return entry;
 }
@@ -116,7 +119,8 @@ Result<std::map<std::string, std::string>> parse_index(std::string_view text) {
     if (!shard.is_string()) return corrupt("weight_map: " + tensor + ": not a string");
     const std::string& file = shard.as_string();
     // A shard lies in the folder itself: no path leads out of it.
-    if (file.empty() || file[0] == '.' || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
+    if (file.empty() || file[0] == '.' || file.find('/') != std::string::npos ||
+        file.find('\0') != std::string::npos) {
       return corrupt("weight_map: " + tensor + ": not a plain file name");
     }
     if (!out.emplace(tensor, file).second) return corrupt("weight_map: " + tensor + ": named twice");
@@ -130,10 +134,12 @@ Result<SafetensorsHeader> safetensors_parse(ByteView file) {
   if (file.size() < length_bytes) return corrupt("shorter than a safetensors header: truncated?");
   const auto json_bytes = get_le<std::uint64_t>(file.data());
   if (json_bytes > safetensors_header_bytes_max) {
-    return corrupt("header length " + std::to_string(json_bytes) + " is over the limit: not a safetensors file?");
+    return corrupt("header length " + std::to_string(json_bytes) +
+                   " is over the limit: not a safetensors file?");
   }
   if (json_bytes > file.size() - length_bytes) {
-    return corrupt("header length " + std::to_string(json_bytes) + " is past the end of the file: truncated?");
+    return corrupt("header length " + std::to_string(json_bytes) +
+                   " is past the end of the file: truncated?");
   }
   SafetensorsHeader out;
   out.header_bytes = length_bytes + json_bytes;
@@ -161,7 +167,8 @@ Result<SafetensorsHeader> safetensors_parse(ByteView file) {
   });
   std::uint64_t next = 0;
   for (const SafetensorsEntry* entry : order) {
-    if (entry->begin != next) return corrupt(entry->name + ": its data overlap another tensor's or leave a hole");
+    if (entry->begin != next)
+      return corrupt(entry->name + ": its data overlap another tensor's or leave a hole");
     next = entry->end;
   }
   if (next != data_bytes) {
@@ -219,7 +226,8 @@ Result<Weights> Weights::open(const std::string& folder) {
   }
   for (const auto& [tensor, shard] : shard_of) {
     if (!out.places_.contains(tensor)) {
-      return Error{Code::not_found, 0, folder + "/" + shard + ": no tensor " + tensor + ", which the index puts there"};
+      return Error{Code::not_found, 0,
+                   folder + "/" + shard + ": no tensor " + tensor + ", which the index puts there"};
     }
   }
   out.revision_ = hash.finish();

@@ -54,7 +54,8 @@ class Weights {
 
   // The tensor of this name and exactly these dimensions.
   // Errors: not_found, invalid (another shape), unsupported (a dtype that is neither F32 nor BF16).
-  [[nodiscard]] Result<Tensor> tensor(const std::string& name, std::initializer_list<std::uint64_t> dims) const;
+  [[nodiscard]] Result<Tensor> tensor(const std::string& name,
+                                      std::initializer_list<std::uint64_t> dims) const;
   [[nodiscard]] bool has(const std::string& name) const { return places_.contains(name); }
 
   // SHA-256 over config.json, the index (empty when there is none) and for each shard in order of

@@ -26,7 +26,8 @@ double core_s() {
 
 SequenceSpec random_prompt(Rng& rng, std::uint32_t tokens, std::uint32_t answer, std::uint32_t vocab) {
   SequenceSpec spec;
-  for (std::uint32_t i = 0; i < tokens; ++i) spec.tokens.push_back(static_cast<std::uint32_t>(rng.below(vocab)));
+  for (std::uint32_t i = 0; i < tokens; ++i)
+    spec.tokens.push_back(static_cast<std::uint32_t>(rng.below(vocab)));
   spec.known_tokens_max = tokens + answer;
   spec.sampling.top_p = 1.0f;
   spec.sampling.max_tokens = answer;

@@ -165,7 +165,8 @@ TEST(Sampler, every_path_draws_the_same) {
   const auto draws = [&](const kernels::Kernels& kernels) {
     Sampler sampler(1000, kernels);
     std::vector<std::uint32_t> out;
-    for (std::uint64_t position = 0; position < 300; ++position) out.push_back(sampler.choose(logits, how, 0, position));
+    for (std::uint64_t position = 0; position < 300; ++position)
+      out.push_back(sampler.choose(logits, how, 0, position));
     return out;
   };
   const auto scalar = draws(*kernels::kernels_for(kernels::Path::scalar));

@@ -1,7 +1,5 @@
 // Every kernel of every path this processor has, against the scalar one bit for bit; and the scalar one
 // against the same mathematics in double.
-#include "kernels/api.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/api.h"
 
 namespace di::kernels {
 namespace {
@@ -66,7 +65,9 @@ std::vector<float> widened(const std::vector<std::byte>& bytes, Format format) {
   return ::testing::AssertionSuccess();
 }
 
-const Kernels& scalar() { return *kernels_for(Path::scalar); }
+const Kernels& scalar() {
+  return *kernels_for(Path::scalar);
+}
 
 // Runs once for each vector path; a path the processor lacks is a loud skip.
 class VectorPath : public ::testing::TestWithParam<Path> {
@@ -81,12 +82,19 @@ class VectorPath : public ::testing::TestWithParam<Path> {
 INSTANTIATE_TEST_SUITE_P(Kernels, VectorPath, ::testing::Values(Path::avx2, Path::avx512),
                          [](const auto& test) { return std::string(path_name(test.param)); });
 
-std::vector<float> run_matmul(const Kernels& kernels, const std::vector<float>& x, const std::vector<std::byte>& w,
-                              Format format, std::size_t rows, std::size_t n, std::size_t k,
-                              std::size_t x_stride, std::size_t y_stride) {
+std::vector<float> run_matmul(const Kernels& kernels, const std::vector<float>& x,
+                              const std::vector<std::byte>& w, Format format, std::size_t rows, std::size_t n,
+                              std::size_t k, std::size_t x_stride, std::size_t y_stride) {
   std::vector<float> y(rows * y_stride, -7.0f);
-  kernels.matmul({.x = x.data(), .x_stride = x_stride, .w = w.data(), .format = format, .y = y.data(),
-                  .y_stride = y_stride, .rows = rows, .n = n, .k = k});
+  kernels.matmul({.x = x.data(),
+                  .x_stride = x_stride,
+                  .w = w.data(),
+                  .format = format,
+                  .y = y.data(),
+                  .y_stride = y_stride,
+                  .rows = rows,
+                  .n = n,
+                  .k = k});
   return y;
 }
 
@@ -206,24 +214,35 @@ std::vector<float> run_attention(const Kernels& kernels, const AttentionShape& s
   std::vector<float> memory(attention_scratch_count(s.heads, s.latent, s.rope) + 16, NAN);
   float* scratch = memory.data();
   while (reinterpret_cast<std::uintptr_t>(scratch) % 64 != 0) ++scratch;
-  kernels.attention({.q = q.data(), .out = out.data(), .blocks = cache.blocks(), .block_tokens = s.block_tokens,
-                     .format = s.format, .rows = s.rows, .heads = s.heads, .latent = s.latent, .rope = s.rope,
-                     .first_position = s.first, .scale = 0.21f, .scratch = scratch});
+  kernels.attention({.q = q.data(),
+                     .out = out.data(),
+                     .blocks = cache.blocks(),
+                     .block_tokens = s.block_tokens,
+                     .format = s.format,
+                     .rows = s.rows,
+                     .heads = s.heads,
+                     .latent = s.latent,
+                     .rope = s.rope,
+                     .first_position = s.first,
+                     .scale = 0.21f,
+                     .scratch = scratch});
   return out;
 }
 
 const std::vector<AttentionShape>& attention_shapes() {
   static const std::vector<AttentionShape> shapes = {
-      {1, 20, 6, 32, 0, 1, Format::f32},    {3, 20, 6, 32, 0, 70, Format::f32},  {5, 13, 2, 64, 61, 9, Format::bf16},
-      {4, 64, 16, 32, 127, 1, Format::bf16}, {4, 64, 16, 32, 100, 30, Format::bf16},
-      {2, 80, 8, 128, 63, 2, Format::f32},   {9, 33, 4, 8, 64, 3, Format::bf16},  {1, 16, 2, 1, 190, 5, Format::bf16},
+      {1, 20, 6, 32, 0, 1, Format::f32},      {3, 20, 6, 32, 0, 70, Format::f32},
+      {5, 13, 2, 64, 61, 9, Format::bf16},    {4, 64, 16, 32, 127, 1, Format::bf16},
+      {4, 64, 16, 32, 100, 30, Format::bf16}, {2, 80, 8, 128, 63, 2, Format::f32},
+      {9, 33, 4, 8, 64, 3, Format::bf16},     {1, 16, 2, 1, 190, 5, Format::bf16},
       {2, 16, 2, 32, 5, 0, Format::bf16}};
   return shapes;
 }
 
 TEST_P(VectorPath, attention_equals_scalar) {
   for (const AttentionShape& s : attention_shapes()) {
-    const Cache cache(data_, s.first + std::max<std::size_t>(s.rows, 1), s.latent + s.rope, s.block_tokens, s.format);
+    const Cache cache(data_, s.first + std::max<std::size_t>(s.rows, 1), s.latent + s.rope, s.block_tokens,
+                      s.format);
     const auto q = data_.even(s.rows * s.heads * (s.latent + s.rope), -1, 1);
     EXPECT_TRUE(same_bits(run_attention(*kernels_, s, q, cache), run_attention(scalar(), s, q, cache)))
         << s.heads << " heads, " << s.latent << " + " << s.rope << ", rows " << s.first << " + " << s.rows;
@@ -244,7 +263,8 @@ TEST_P(VectorPath, attention_of_a_row_does_not_depend_on_the_rows_beside_it) {
       return std::vector<float>(from.begin() + static_cast<std::ptrdiff_t>(begin * per_row),
                                 from.begin() + static_cast<std::ptrdiff_t>((begin + s.rows) * per_row));
     };
-    EXPECT_TRUE(same_bits(run_attention(*kernels_, s, at(q, s.heads * width), cache), at(all, s.heads * s.latent)));
+    EXPECT_TRUE(
+        same_bits(run_attention(*kernels_, s, at(q, s.heads * width), cache), at(all, s.heads * s.latent)));
     begin += s.rows;
   }
 }
@@ -277,7 +297,8 @@ TEST(ScalarKernels, matmul_and_attention_are_what_mathematics_says) {
     for (std::size_t r = 0; r < rows; ++r) {
       for (std::size_t c = 0; c < n; ++c) {
         double sum = 0;
-        for (std::size_t i = 0; i < k; ++i) sum += static_cast<double>(x[r * k + i]) * static_cast<double>(wide[c * k + i]);
+        for (std::size_t i = 0; i < k; ++i)
+          sum += static_cast<double>(x[r * k + i]) * static_cast<double>(wide[c * k + i]);
         EXPECT_NEAR(static_cast<double>(y[r * n + c]), sum, 1e-5);
       }
     }

@@ -9,17 +9,39 @@ namespace {
 
 // A config.json as a list of lines, so that a test can change one.
 std::string config_text(const std::string& key = "", const std::string& value = "") {
-  std::vector<std::pair<std::string, std::string>> rows = {
-      {"model_type", "\"deepseek_v3\""}, {"vocab_size", "61"}, {"hidden_size", "28"}, {"num_hidden_layers", "4"},
-      {"first_k_dense_replace", "1"}, {"moe_layer_freq", "1"}, {"num_attention_heads", "3"},
-      {"num_key_value_heads", "3"}, {"q_lora_rank", "18"}, {"kv_lora_rank", "20"}, {"qk_nope_head_dim", "8"},
-      {"qk_rope_head_dim", "6"}, {"v_head_dim", "10"}, {"intermediate_size", "26"}, {"moe_intermediate_size", "7"},
-      {"n_routed_experts", "8"}, {"n_shared_experts", "1"}, {"num_experts_per_tok", "3"}, {"n_group", "4"},
-      {"topk_group", "2"}, {"topk_method", "\"noaux_tc\""}, {"scoring_func", "\"sigmoid\""},
-      {"norm_topk_prob", "true"}, {"routed_scaling_factor", "2.5"}, {"hidden_act", "\"silu\""},
-      {"attention_bias", "false"}, {"rms_norm_eps", "1e-6"}, {"rope_theta", "10000"}, {"rope_scaling", "null"},
-      {"max_position_embeddings", "256"}, {"tie_word_embeddings", "false"}, {"bos_token_id", "0"},
-      {"eos_token_id", "1"}};
+  std::vector<std::pair<std::string, std::string>> rows = {{"model_type", "\"deepseek_v3\""},
+                                                           {"vocab_size", "61"},
+                                                           {"hidden_size", "28"},
+                                                           {"num_hidden_layers", "4"},
+                                                           {"first_k_dense_replace", "1"},
+                                                           {"moe_layer_freq", "1"},
+                                                           {"num_attention_heads", "3"},
+                                                           {"num_key_value_heads", "3"},
+                                                           {"q_lora_rank", "18"},
+                                                           {"kv_lora_rank", "20"},
+                                                           {"qk_nope_head_dim", "8"},
+                                                           {"qk_rope_head_dim", "6"},
+                                                           {"v_head_dim", "10"},
+                                                           {"intermediate_size", "26"},
+                                                           {"moe_intermediate_size", "7"},
+                                                           {"n_routed_experts", "8"},
+                                                           {"n_shared_experts", "1"},
+                                                           {"num_experts_per_tok", "3"},
+                                                           {"n_group", "4"},
+                                                           {"topk_group", "2"},
+                                                           {"topk_method", "\"noaux_tc\""},
+                                                           {"scoring_func", "\"sigmoid\""},
+                                                           {"norm_topk_prob", "true"},
+                                                           {"routed_scaling_factor", "2.5"},
+                                                           {"hidden_act", "\"silu\""},
+                                                           {"attention_bias", "false"},
+                                                           {"rms_norm_eps", "1e-6"},
+                                                           {"rope_theta", "10000"},
+                                                           {"rope_scaling", "null"},
+                                                           {"max_position_embeddings", "256"},
+                                                           {"tie_word_embeddings", "false"},
+                                                           {"bos_token_id", "0"},
+                                                           {"eos_token_id", "1"}};
   bool found = key.empty();
   for (auto& [name, text] : rows) {
     if (name != key) continue;
@@ -73,7 +95,8 @@ TEST(Shape, absent_optional_keys_have_their_meaning) {
   EXPECT_EQ(shape_parse(config_text("q_lora_rank", "null"), "")->q_lora, 0u);
   EXPECT_EQ(shape_parse(config_text("q_lora_rank", ""), "")->q_lora, 0u);
   EXPECT_EQ(shape_parse(config_text("routed_scaling_factor", ""), "")->routed_scale, 1.0);
-  EXPECT_EQ(shape_parse(config_text("eos_token_id", "[1, 7]"), "")->eos_ids, (std::vector<std::uint32_t>{1, 7}));
+  EXPECT_EQ(shape_parse(config_text("eos_token_id", "[1, 7]"), "")->eos_ids,
+            (std::vector<std::uint32_t>{1, 7}));
   const Result<Shape> every_second = shape_parse(config_text("moe_layer_freq", "2"), "");
   EXPECT_FALSE(every_second->layer_is_dense(2));
   EXPECT_TRUE(every_second->layer_is_dense(3));
@@ -92,7 +115,8 @@ TEST(Shape, yarn_is_active_only_beyond_the_original_positions) {
 
 TEST(Shape, a_bad_value_names_file_and_key) {
   EXPECT_EQ(refused("hidden_size", "").message, "m/config.json: hidden_size: missing");
-  EXPECT_EQ(refused("hidden_size", "\"28\"").message, "m/config.json: hidden_size: must be an integer, is string");
+  EXPECT_EQ(refused("hidden_size", "\"28\"").message,
+            "m/config.json: hidden_size: must be an integer, is string");
   EXPECT_EQ(refused("hidden_size", "0").message, "m/config.json: hidden_size: 0 is not in 1 to 131072");
   EXPECT_EQ(refused("hidden_size", "-3").code, Code::invalid);
   EXPECT_EQ(refused("hidden_size", "18446744073709551615").code, Code::invalid);
@@ -103,7 +127,8 @@ TEST(Shape, a_bad_value_names_file_and_key) {
   EXPECT_EQ(refused("topk_group", "5").code, Code::invalid);
   EXPECT_EQ(refused("num_experts_per_tok", "5").code, Code::invalid);
   EXPECT_EQ(refused("eos_token_id", "61").code, Code::invalid);
-  EXPECT_EQ(refused("norm_topk_prob", "1").message, "m/config.json: norm_topk_prob: must be a boolean, is integer");
+  EXPECT_EQ(refused("norm_topk_prob", "1").message,
+            "m/config.json: norm_topk_prob: must be a boolean, is integer");
   EXPECT_EQ(refused("rms_norm_eps", "-1").code, Code::invalid);
   EXPECT_EQ(refused("rope_scaling", R"({"type": "yarn", "original_max_position_embeddings": 64})").message,
             "m/config.json: rope_scaling: factor: missing");
@@ -113,10 +138,16 @@ TEST(Shape, what_is_not_computed_is_refused_by_name) {
   EXPECT_EQ(refused("model_type", "\"llama\"").message,
             "m/config.json: model_type: \"llama\" (only \"deepseek_v3\")");
   for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-           {"scoring_func", "\"softmax\""}, {"topk_method", "\"greedy\""}, {"hidden_act", "\"gelu\""},
-           {"attention_bias", "true"}, {"tie_word_embeddings", "true"}, {"num_key_value_heads", "1"},
-           {"quantization_config", "{\"quant_method\": \"fp8\"}"}, {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2}"},
-           {"rope_scaling", R"({"type": "yarn", "factor": 2, "original_max_position_embeddings": 64, "mscale": 0.5})"}}) {
+           {"scoring_func", "\"softmax\""},
+           {"topk_method", "\"greedy\""},
+           {"hidden_act", "\"gelu\""},
+           {"attention_bias", "true"},
+           {"tie_word_embeddings", "true"},
+           {"num_key_value_heads", "1"},
+           {"quantization_config", "{\"quant_method\": \"fp8\"}"},
+           {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2}"},
+           {"rope_scaling",
+            R"({"type": "yarn", "factor": 2, "original_max_position_embeddings": 64, "mscale": 0.5})"}}) {
     const Error error = refused(key, value);
     EXPECT_EQ(error.code, Code::unsupported) << error.message;
     EXPECT_NE(error.message.find(key), std::string::npos) << error.message;

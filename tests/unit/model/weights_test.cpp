@@ -71,9 +71,9 @@ TEST(Weights, tensors_are_where_the_header_says) {
 
 TEST(Weights, a_missing_or_misshapen_tensor_names_file_and_tensor) {
   const Folder folder;
-  folder.write("model.safetensors",
-               safetensors(R"({"h":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},
-                               "w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", data_of(8)));
+  folder.write("model.safetensors", safetensors(R"({"h":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},
+                               "w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                                                data_of(8)));
   const auto weights = Weights::open(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.error().message;
   EXPECT_EQ(weights->tensor("x", {1}).error().message, folder.path() + ": no tensor x");
@@ -106,30 +106,33 @@ TEST(Weights, hostile_headers_are_refused) {
   const auto entry = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
     return R"({"a":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
   };
-  for (const std::string& header : {
-           entry("\"F32\"", "[8]", "[0,36]"),                             // past the end
-           entry("\"F32\"", "[8]", "[32,0]"),                             // backwards
-           entry("\"F32\"", "[8]", "[-4,28]"),                            //
-           entry("\"F32\"", "[8]", "[0,18446744073709551615]"),           //
-           entry("\"F32\"", "[8]", "[0]"),                                //
-           entry("\"F32\"", "[8]", "[0,32,64]"),                          //
-           entry("\"F32\"", "[7]", "[0,32]"),                             // shape and bytes disagree
-           entry("\"F32\"", "[4294967296,4294967296]", "[0,32]"),         // the product wraps to 0
-           entry("\"F32\"", "[4611686018427387904,4,2]", "[0,32]"),       //
-           entry("\"F32\"", "[-8]", "[0,32]"),                            //
-           entry("\"F32\"", "[8.0]", "[0,32]"),                           //
-           entry("\"F32\"", "[1,1,1,1,1,1,1,1,8]", "[0,32]"),             // too many dimensions
-           entry("\"F99\"", "[8]", "[0,32]"),                             //
-           entry("4", "[8]", "[0,32]"),                                   //
-           entry("\"F32\"", "8", "[0,32]"),                               //
-           entry("\"F32\"", "[7]", "[4,32]"),                             // a hole
-           entry("\"F32\"", "[7]", "[0,28]"),                             // bytes left over
-           std::string(R"({"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]},
-                           "b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})"),  // overlap
-           std::string(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},
+  for (const std::string& header :
+       {entry("\"F32\"", "[8]", "[0,36]"),                        // past the end
+        entry("\"F32\"", "[8]", "[32,0]"),                        // backwards
+        entry("\"F32\"", "[8]", "[-4,28]"),                       //
+        entry("\"F32\"", "[8]", "[0,18446744073709551615]"),      //
+        entry("\"F32\"", "[8]", "[0]"),                           //
+        entry("\"F32\"", "[8]", "[0,32,64]"),                     //
+        entry("\"F32\"", "[7]", "[0,32]"),                        // shape and bytes disagree
+        entry("\"F32\"", "[4294967296,4294967296]", "[0,32]"),    // the product wraps to 0
+        entry("\"F32\"", "[4611686018427387904,4,2]", "[0,32]"),  //
+        entry("\"F32\"", "[-8]", "[0,32]"),                       //
+        entry("\"F32\"", "[8.0]", "[0,32]"),                      //
+        entry("\"F32\"", "[1,1,1,1,1,1,1,1,8]", "[0,32]"),        // too many dimensions
+        entry("\"F99\"", "[8]", "[0,32]"),                        //
+        entry("4", "[8]", "[0,32]"),                              //
+        entry("\"F32\"", "8", "[0,32]"),                          //
+        entry("\"F32\"", "[7]", "[4,32]"),                        // a hole
+        entry("\"F32\"", "[7]", "[0,28]"),                        // bytes left over
+        std::string(R"({"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]},
+                           "b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})"),    // overlap
+        std::string(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},
                            "a":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}})"),  // twice
-           std::string(R"({"a":3})"), std::string(R"({"a":null})"), std::string("[]"), std::string("{"),
-           std::string("{\"a\":\xff}")}) {
+        std::string(R"({"a":3})"),
+        std::string(R"({"a":null})"),
+        std::string("[]"),
+        std::string("{"),
+        std::string("{\"a\":\xff}")}) {
     EXPECT_EQ(parse_error(safetensors(header, data)).code, Code::corrupt) << header;
   }
   std::string huge = safetensors(two_tensors, data);
@@ -137,7 +140,9 @@ TEST(Weights, hostile_headers_are_refused) {
   EXPECT_EQ(parse_error(huge).code, Code::corrupt);
   EXPECT_TRUE(safetensors_parse(as_bytes(safetensors("{}", ""))).ok());
   EXPECT_TRUE(safetensors_parse(as_bytes(safetensors(R"({"__metadata__":{"format":"pt"},
-      "e":{"dtype":"F32","shape":[0,9],"data_offsets":[0,0]}})", ""))).ok());
+      "e":{"dtype":"F32","shape":[0,9],"data_offsets":[0,0]}})",
+                                                     "")))
+                  .ok());
 }
 
 // Whatever bytes change, a header that passes describes only bytes of the file.
@@ -153,11 +158,21 @@ TEST(Weights, mutated_headers_never_describe_bytes_outside_the_file) {
     for (std::uint64_t change = rng.below(4) + 1; change > 0 && !file.empty(); --change) {
       const std::size_t at = rng.below(file.size());
       switch (rng.below(5)) {
-        case 0: file[at] = static_cast<char>(rng.next()); break;
-        case 1: file[at] = alphabet[rng.below(alphabet.size())]; break;
-        case 2: file.erase(at, rng.below(9)); break;
-        case 3: file.insert(at, file.substr(rng.below(file.size()), rng.below(9))); break;
-        default: file[at] = static_cast<char>(file[at] ^ (1 << rng.below(8))); break;
+        case 0:
+          file[at] = static_cast<char>(rng.next());
+          break;
+        case 1:
+          file[at] = alphabet[rng.below(alphabet.size())];
+          break;
+        case 2:
+          file.erase(at, rng.below(9));
+          break;
+        case 3:
+          file.insert(at, file.substr(rng.below(file.size()), rng.below(9)));
+          break;
+        default:
+          file[at] = static_cast<char>(file[at] ^ (1 << rng.below(8)));
+          break;
       }
     }
     const auto header = safetensors_parse(as_bytes(file));
@@ -182,16 +197,19 @@ TEST(Weights, mutated_headers_never_describe_bytes_outside_the_file) {
 TEST(Weights, shards_are_found_through_the_index) {
   const Folder folder;
   folder.write("one.safetensors", safetensors(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
-      "b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", std::string(8, '\1')));
-  folder.write("two.safetensors",
-               safetensors(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", std::string(4, '\2')));
-  folder.write("model.safetensors.index.json", R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
+      "b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                                              std::string(8, '\1')));
+  folder.write("two.safetensors", safetensors(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                                              std::string(4, '\2')));
+  folder.write("model.safetensors.index.json",
+               R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
   const auto weights = Weights::open(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.error().message;
   EXPECT_EQ(std::to_integer<int>(weights->tensor("a", {1})->data[0]), 1);
   EXPECT_EQ(std::to_integer<int>(weights->tensor("b", {1})->data[0]), 2);
 
-  folder.write("model.safetensors.index.json", R"({"weight_map":{"a":"one.safetensors","c":"two.safetensors"}})");
+  folder.write("model.safetensors.index.json",
+               R"({"weight_map":{"a":"one.safetensors","c":"two.safetensors"}})");
   EXPECT_EQ(Weights::open(folder.path()).error().message,
             folder.path() + "/two.safetensors: no tensor c, which the index puts there");
   folder.write("model.safetensors.index.json", R"({"weight_map":{"a":"../one.safetensors"}})");
@@ -206,8 +224,7 @@ TEST(Weights, shards_are_found_through_the_index) {
 TEST(Weights, revision_changes_with_every_part_it_covers) {
   const Folder folder;
   const std::size_t data_bytes = (std::size_t{3} << 20);
-  const std::string header =
-      R"({"a":{"dtype":"U8","shape":[3145728],"data_offsets":[0,3145728]}})";
+  const std::string header = R"({"a":{"dtype":"U8","shape":[3145728],"data_offsets":[0,3145728]}})";
   const std::string original = safetensors(header, data_of(data_bytes));
   const auto revision = [&](const std::string& file) {
     folder.write("model.safetensors", file);
@@ -236,7 +253,8 @@ TEST(Weights, revision_changes_with_every_part_it_covers) {
 TEST(Weights, misaligned_data_are_refused) {
   const Folder folder;
   folder.write("model.safetensors", safetensors(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},
-      "b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", std::string(6, '\0')));
+      "b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+                                                std::string(6, '\0')));
   const auto weights = Weights::open(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.error().message;
   EXPECT_EQ(weights->tensor("b", {1}).error().code, Code::corrupt);
