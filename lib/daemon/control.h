@@ -95,8 +95,10 @@ class ControlClient {
 
   // Errors: unreachable, unsupported ("incompatible di-ctl and di-kvd").
   static Result<ControlClient> connect(const std::string& path, std::string_view program);
-  // Calls `row` for each row.  Errors: what the daemon answered; unreachable when it hung up.
-  Status request(const std::vector<std::string>& words, const std::function<void(const wire::ctl_row&)>& row);
+  // Calls `row` for each row.  Errors: what the daemon answered; unreachable when it hung up; timeout
+  // when it was silent for `silence_max`.
+  Status request(const std::vector<std::string>& words, const std::function<void(const wire::ctl_row&)>& row,
+                 Duration silence_max);
   // What the daemon called itself.
   [[nodiscard]] const std::string& daemon() const;
 

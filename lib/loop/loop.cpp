@@ -1,5 +1,6 @@
 #include "loop/loop.h"
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
@@ -18,6 +19,10 @@ namespace di::loop {
 namespace asio = boost::asio;
 
 namespace {
+
+// run_until() looks at its condition this often even when nothing happens in the loop: the condition
+// may be about something outside.
+constexpr Duration run_until_look = milliseconds(5);
 
 using TimerKey = std::pair<std::int64_t, std::uint64_t>;  // deadline, then order of arming
 
@@ -227,8 +232,9 @@ int Loop::run_ready() {
 bool Loop::run_until(const std::function<bool()>& done, Duration limit) {
   const Instant end = monotonic_now() + limit;
   while (!done()) {
-    if (monotonic_now() >= end) return false;
-    impl_->turn(true, end);
+    const Instant now = monotonic_now();
+    if (now >= end) return false;
+    impl_->turn(true, std::min(end, now + run_until_look));
   }
   return true;
 }

@@ -1,0 +1,623 @@
+#include "daemon/daemon.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
+#include "base/assert.h"
+#include "base/fd.h"
+#include "config/toml.h"
+#include "daemon/exporter.h"
+#include "daemon/ready.h"
+#include "loop/signal.h"
+#include "net/zmq.h"
+
+namespace di::daemon {
+
+namespace {
+
+Status check_instance(const std::string& program, const std::string& instance) {
+  const std::string prefix = program + ".";
+  const bool named =
+      instance.starts_with(prefix) && instance.size() > prefix.size() && instance.size() <= 64 &&
+      std::all_of(instance.begin(), instance.end(),
+                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_'; });
+  if (named) return {};
+  return Error{Code::invalid, 0,
+               "'" + instance + "' is not an instance of " + program + ": want " + prefix + "NAME"};
+}
+
+// mkdir -p, then the absolute path: peers on this host are told socket paths.
+Result<std::string> make_run_dir(const std::string& path) {
+  for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const std::string part = path.substr(0, slash);
+    if (::mkdir(part.c_str(), 0755) != 0 && errno != EEXIST) return errno_error("mkdir " + part);
+    if (slash == std::string::npos) break;
+  }
+  char absolute[PATH_MAX];
+  if (::realpath(path.c_str(), absolute) == nullptr) return errno_error("open " + path);
+  return std::string(absolute);
+}
+
+// RUNDIR/INSTANCE.pid, locked for the life of the process.
+class PidFile {
+ public:
+  ~PidFile() {
+    if (fd_.valid()) ::unlink(path_.c_str());
+  }
+  Status take(const std::string& path) {
+    path_ = path;
+    while (true) {
+      Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+      if (!fd.valid()) return errno_error("open " + path);
+      if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+        char text[32] = {};
+        const ssize_t got = ::read(fd.get(), text, sizeof text - 1);
+        std::string pid(text, got > 0 ? static_cast<std::size_t>(got) : 0);
+        while (!pid.empty() && pid.back() == '\n') pid.pop_back();
+        return Error{Code::exists, 0, "already running as process " + pid + " (" + path + ")"};
+      }
+      // The holder may have removed the file between our open and our lock.
+      struct stat ours {};
+      struct stat there {};
+      if (::fstat(fd.get(), &ours) != 0 || ::stat(path.c_str(), &there) != 0 || ours.st_ino != there.st_ino)
+        continue;
+      const std::string pid = std::to_string(::getpid()) + "\n";
+      if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
+        return errno_error("write " + path);
+      }
+      fd_ = std::move(fd);
+      return {};
+    }
+  }
+
+ private:
+  std::string path_;
+  Fd fd_;
+};
+
+std::string machine_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "localhost";
+  return name;
+}
+
+std::string port_of(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  return colon == std::string::npos ? "" : address.substr(colon + 1);
+}
+
+std::optional<std::int64_t> integer_of(const std::string& text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+[[noreturn]] void exit_with_errors(std::string_view program, const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) {
+    std::fprintf(stderr, "%.*s: %s\n", static_cast<int>(program.size()), program.data(), error.c_str());
+  }
+  std::exit(exit_config);
+}
+
+}  // namespace
+
+void common_params(config::Params& params, CommonConfig& common, std::string_view program) {
+  const std::string name(program);
+  const std::string standard = name + ".0";
+  params.string("run.dir", common.run_dir,
+                {.def = "/run/di", .help = "directory of sockets and pid files, one for a fleet"});
+  params.string("run.instance", common.instance,
+                {.def = standard,
+                 .check = [name](const std::string& instance) { return check_instance(name, instance); },
+                 .help = "PROGRAM.NAME, unique in the fleet"});
+  params.string("meta.endpoint", common.meta_endpoint,
+                {.help = "where di-meta listens; empty: ipc://RUNDIR/di-meta.0.sock"});
+  params.choice<LogLevel>(
+      "log.level", common.log_level,
+      {{LogLevel::error, "error"},
+       {LogLevel::warn, "warn"},
+       {LogLevel::info, "info"},
+       {LogLevel::debug, "debug"}},
+      {.def = LogLevel::info, .reloadable = true, .help = "least important line that is written"});
+  params.boolean("clock.manual", common.clock_manual,
+                 {.help = "product time moves only by di-ctl clock advance: for tests"});
+  params.string(
+      "fault.at", common.fault_at,
+      {.check = fault_check, .help = "NAME[:n]=kill|stop|drop|delay, several between commas: for tests"});
+  params.string("metrics.listen", common.metrics_listen,
+                {.help = "HOST:PORT for metrics besides RUNDIR/INSTANCE.http; empty: none"});
+  params.string("net.host", common.net_host,
+                {.help = "host label, inside which memory is shared; empty: the name of the machine"});
+  params.string("net.rack", common.net_rack, {.help = "rack label"});
+  params.string("net.zone", common.net_zone, {.help = "zone label"});
+  params.string("net.bind", common.net_bind,
+                {.help = "where other instances connect; empty: ipc://RUNDIR/INSTANCE.sock"});
+  params.string("net.advertise", common.net_advertise,
+                {.help = "the address others are told; empty: what was bound"});
+  params.duration("drain.timeout", common.drain_timeout,
+                  {.def = seconds(5),
+                   .max = std::chrono::hours(24),
+                   .reloadable = true,
+                   .help = "from the request to stop until what is left is given up"});
+}
+
+void Program::on_stop(Daemon& daemon) {
+  daemon.stopped();
+}
+
+bool Program::on_ctl(const std::vector<std::string>&, Reply) {
+  return false;
+}
+
+void load(Startup::Reading& reading, const Startup& startup) {
+  if (!startup.file.empty()) reading.errors = config::parse_file(reading.params, startup.file);
+  const auto more = [&](const std::vector<std::string>& errors) {
+    reading.errors.insert(reading.errors.end(), errors.begin(), errors.end());
+  };
+  for (const std::string& assignment : startup.overrides)
+    more(config::parse_override(reading.params, assignment));
+  more(config::check_required(reading.params, startup.file.empty() ? "configuration" : startup.file));
+}
+
+void settle_configuration(const Startup& startup, const Startup::Reading& reading, bool check_only) {
+  if (!reading.errors.empty()) exit_with_errors(startup.about.program, reading.errors);
+  if (!check_only) return;
+  if (startup.verbose > 0) std::fputs(config::print(reading.params, startup.verbose > 1).c_str(), stdout);
+  std::exit(exit_ok);
+}
+
+struct Daemon::Impl {
+  Impl(const Startup& s, Program& p, Reload r)
+      : startup(s),
+        program(p),
+        reload_program(std::move(r)),
+        running(s.read()),
+        common(s.common),
+        loop(options_of(*this)),
+        transport(net::make_zmq_transport(loop)),
+        endpoint(loop, *transport, endpoint_options(s)),
+        drain(loop, loop::TimerKind::liveness, "drain timeout",
+              [this] {
+                log_warn("daemon", "gave up waiting for what is left",
+                         {{"drain_timeout_ms", to_ms(common.drain_timeout)}});
+                loop.stop();
+              }),
+        watchdog(loop, loop::TimerKind::liveness, "watchdog", [] { notify_supervisor("WATCHDOG=1"); }) {}
+
+  static loop::Loop::Options options_of(Impl& impl) {
+    loop::Loop::Options options;
+    options.name = "main";
+    if (impl.common.clock_manual) options.manual = &impl.manual_clock;
+    return options;
+  }
+  static net::Endpoint::Options endpoint_options(const Startup& startup) {
+    net::Endpoint::Options options;
+    options.accept_unregistered = startup.accept_unregistered;
+    return options;
+  }
+
+  void register_metrics() {
+    metrics.gauge_from("di_uptime_s", "seconds since the start", [this] {
+      return std::chrono::duration_cast<seconds>(loop.monotonic_now() - started).count();
+    });
+    metrics.histogram_from("di_loop_turn_us", "length of the loop's turns", loop.turn_us());
+    metrics.counter_from("di_loop_stalls_total", "turns that took too long",
+                         [this] { return loop.stalls(); });
+    const net::EndpointCounters& net = endpoint.counters();
+    const auto count = [&](std::string_view name, std::string_view help, const std::uint64_t& value) {
+      metrics.counter_from(name, help, [&value] { return value; });
+    };
+    count("di_net_sent_total", "messages sent", net.sent);
+    count("di_net_received_total", "messages received", net.received);
+    count("di_net_dropped_stale_total", "messages of or for another generation", net.dropped_stale);
+    count("di_net_dropped_malformed_total", "messages that did not decode", net.dropped_malformed);
+    count("di_net_dropped_unsupported_total", "messages without a handler", net.dropped_unsupported);
+    count("di_net_dropped_unknown_total", "messages from callers that did not say hello",
+          net.dropped_unknown);
+    count("di_net_send_failed_total", "messages that could not be sent", net.send_failed);
+    count("di_net_peers_lost_total", "peers lost", net.peers_lost);
+  }
+
+  Status prepare(Daemon& daemon) {
+    Result<std::string> run_dir = make_run_dir(common.run_dir);
+    if (!run_dir) return run_dir.error();
+    common.run_dir = *run_dir;
+    DI_TRY(pid.take(daemon.path("pid")));
+    DI_TRY(fault_arm(common.fault_at, common.run_dir, common.instance));
+    register_metrics();
+    DI_TRY(program.on_prepare(daemon));
+    // Nothing that is started from here on gains rights.
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno_error("prctl no_new_privs");
+    control = std::make_unique<ControlServer>(
+        loop, common.instance,
+        [this](const std::vector<std::string>& words, const Reply& reply) { return on_ctl(words, reply); });
+    DI_TRY(control->listen(daemon.path("ctl"), false));
+    DI_TRY(control->listen(daemon.path("ro"), true));
+    exporter = std::make_unique<Exporter>(loop, metrics);
+    http_path = daemon.path("http");
+    if (Result<std::string> at = exporter->listen("unix:" + http_path); !at) return at.error();
+    if (!common.metrics_listen.empty()) {
+      Result<std::string> at = exporter->listen(common.metrics_listen);
+      if (!at) return at.error().in("metrics.listen");
+      log_info("daemon", "metrics", {{"listen", *at}});
+    }
+    return {};
+  }
+
+  void on_signal(int number) {
+    switch (number) {
+      case SIGTERM:
+      case SIGINT:
+        if (stopping) {
+          log_warn("daemon", "second request to stop: exit at once");
+          ::_exit(exit_failure);
+        }
+        stop();
+        break;
+      case SIGHUP:
+        if (const Status status = reload(); !status.ok()) {
+          log_warn("daemon", "configuration kept", {{"error", status.error()}});
+        }
+        break;
+      case SIGUSR1:
+        dump();
+        break;
+      default:
+        break;
+    }
+  }
+
+  void stop() {
+    if (stopping) return;
+    stopping = true;
+    log_info("daemon", "stop");
+    notify_supervisor("STOPPING=1");
+    if (meta) meta->set_state(1);
+    drain.start_after(common.drain_timeout);
+    program.on_stop(*self);
+  }
+
+  // Everything that is wrong is logged; the error says only that.
+  Status reload() {
+    Startup::Reading fresh = startup.read();
+    if (!fresh.errors.empty()) {
+      for (const std::string& error : fresh.errors)
+        log_error("daemon", "wrong configuration", {{"at", error}});
+      return Error{Code::invalid, 0, fresh.errors.front()};
+    }
+    const std::vector<std::string> paths = config::changed(running.params, fresh.params);
+    std::string fixed;
+    for (const std::string& path : paths) {
+      const config::Row* row = fresh.params.find(path);
+      const config::Tables* tables = fresh.params.find_tables(path);
+      const bool reloadable = row != nullptr ? row->reloadable : tables != nullptr && tables->reloadable;
+      if (!reloadable) fixed += (fixed.empty() ? "" : ", ") + path;
+    }
+    if (!fixed.empty()) return Error{Code::unsupported, 0, "needs a restart to change: " + fixed};
+    running = std::move(fresh);
+    if (const config::Row* row = running.params.find("log.level")) {
+      const std::string text = row->print();  // quoted
+      if (const Result<LogLevel> level = log_level_parse(std::string_view(text).substr(1, text.size() - 2))) {
+        log_set_level("", *level);
+      }
+    }
+    reload_program(running.config);
+    log_info("daemon", "reload", {{"changed", paths.size()}});
+    return {};
+  }
+
+  void dump() {
+    for (const Metrics::Held& held : metrics.held_values()) {
+      log_info("daemon", "held", {{"what", held.what}, {"count", held.count}, {"base", held.base}});
+    }
+    for (const net::Member* peer : endpoint.peers_up()) {
+      log_info("daemon", "peer", {{"peer", peer->instance}, {"generation", peer->generation}});
+    }
+    program.on_dump();
+  }
+
+  // ---- control
+
+  bool on_ctl(const std::vector<std::string>& words, Reply reply) {
+    if (words[0] == "show" && words.size() == 2) {
+      if (words[1] == "status") return show_status(reply);
+      if (words[1] == "config") return show_config(reply);
+      if (words[1] == "metrics") return show_metrics(reply);
+      if (words[1] == "gauges") return show_gauges(reply);
+      if (words[1] == "faults") return show_faults(reply);
+      if (words[1] == "peers") return show_peers(reply);
+    }
+    if (words[0] == "log" && (words.size() == 2 || words.size() == 3)) return set_log(words, reply);
+    if (words[0] == "clock" && words.size() == 3 && words[1] == "advance") return advance(words[2], reply);
+    if (words[0] == "reload" && words.size() == 1) {
+      const Status status = reload();
+      status.ok() ? reply.end() : reply.fail(status.error());
+      return true;
+    }
+    return program.on_ctl(words, reply);
+  }
+
+  bool show_status(Reply& reply) {
+    Row row;
+    row.text("program", startup.about.program)
+        .number("pid", ::getpid())
+        .text("state", stopping ? "stopping"
+                       : ready  ? "ready"
+                                : "starting")
+        .number("id", endpoint.self().id)
+        .number("generation", endpoint.self().generation)
+        .number("peers", endpoint.peers_up().size())
+        .number("uptime_s", std::chrono::duration_cast<seconds>(loop.monotonic_now() - started).count())
+        .boolean("clock_manual", common.clock_manual);
+    reply.row(row);
+    reply.end();
+    return true;
+  }
+  bool show_config(Reply& reply) {
+    for (const config::Row& parameter : running.params.rows()) {
+      const std::string value = parameter.print();
+      Row row;
+      row.text("key", parameter.path)
+          .text("value", parameter.secret && value != "\"\"" ? "(set)" : value)
+          .text("default", parameter.def_text)
+          .boolean("given", parameter.given)
+          .boolean("reloadable", parameter.reloadable);
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  }
+  bool show_metrics(Reply& reply) {
+    for (const Metrics::Sample& sample : metrics.samples()) {
+      Row row;
+      row.text("name", sample.name).text("labels", sample.labels);
+      if (const std::optional<std::int64_t> value = integer_of(sample.value)) {
+        row.number("value", *value);
+      } else {
+        row.text("value", sample.value);
+      }
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  }
+  bool show_gauges(Reply& reply) {
+    for (const Metrics::Held& held : metrics.held_values()) {
+      Row row;
+      row.text("what", held.what).number("count", held.count).number("base", held.base);
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  }
+  bool show_faults(Reply& reply) {
+    for (const FaultState& state : fault_states()) {
+      if (state.program != startup.about.program) continue;
+      Row row;
+      row.text("name", state.name)
+          .number("hits", state.hits)
+          .text("armed", state.armed)
+          .boolean("fired", state.fired)
+          .text("where", state.sentence);
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  }
+  bool show_peers(Reply& reply) {
+    for (const net::Member* peer : endpoint.peers_up()) {
+      Row row;
+      row.text("peer", peer->instance)
+          .number("id", peer->id)
+          .number("generation", peer->generation)
+          .text("host", peer->host)
+          .text("control", peer->control);
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  }
+  bool set_log(const std::vector<std::string>& words, Reply& reply) {
+    const Result<LogLevel> level = log_level_parse(words[1]);
+    if (!level) {
+      reply.fail(level.error());
+      return true;
+    }
+    log_set_level(words.size() == 3 ? words[2] : "", *level);
+    reply.end();
+    return true;
+  }
+  bool advance(const std::string& text, Reply& reply) {
+    const std::optional<std::int64_t> ms = integer_of(text);
+    constexpr std::int64_t year_ms = std::int64_t{366} * 24 * 3600 * 1000;
+    if (!common.clock_manual) {
+      reply.fail(Error{Code::unsupported, 0, "clock.manual is false: product time is real time"});
+    } else if (!ms || *ms < 0 || *ms > year_ms) {
+      reply.fail(Error{Code::invalid, 0, "'" + text + "' is not a number of milliseconds"});
+    } else {
+      loop.advance(milliseconds(*ms), [this, reply] {
+        program.on_clock_advanced([this, reply]() mutable {
+          Row row;
+          row.number("now_ms", to_ms(Duration(loop.now().ns)));
+          reply.row(row);
+          reply.end();
+        });
+      });
+    }
+    return true;
+  }
+
+  const Startup& startup;
+  Program& program;
+  const Reload reload_program;
+  Startup::Reading running;
+  CommonConfig common;
+  Daemon* self = nullptr;
+  PidFile pid;  // given back last
+  ManualClock manual_clock;
+  loop::Loop loop;
+  Metrics metrics;
+  std::unique_ptr<net::Transport> transport;
+  net::Endpoint endpoint;
+  std::unique_ptr<net::MetaClient> meta;
+  std::unique_ptr<ControlServer> control;
+  std::unique_ptr<Exporter> exporter;
+  std::unique_ptr<loop::Signals> signals;
+  loop::Timer drain;
+  loop::Timer watchdog;
+  Instant started;
+  std::string bound;  // where others connect
+  std::string http_path;
+  bool ready = false;
+  bool stopping = false;
+  int exit_status = exit_ok;
+};
+
+Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  impl_->self = this;
+}
+
+Daemon::~Daemon() {
+  // The libraries that made these leave them behind.
+  if (!impl_->http_path.empty()) ::unlink(impl_->http_path.c_str());
+  if (impl_->bound.starts_with("ipc://")) ::unlink(impl_->bound.c_str() + 6);
+}
+
+loop::Loop& Daemon::loop() {
+  return impl_->loop;
+}
+Metrics& Daemon::metrics() {
+  return impl_->metrics;
+}
+const CommonConfig& Daemon::config() const {
+  return impl_->common;
+}
+std::string_view Daemon::instance() const {
+  return impl_->common.instance;
+}
+std::string Daemon::path(std::string_view suffix) const {
+  return impl_->common.run_dir + "/" + impl_->common.instance + "." + std::string(suffix);
+}
+net::Endpoint& Daemon::endpoint() {
+  return impl_->endpoint;
+}
+
+Result<std::string> Daemon::listen() {
+  const CommonConfig& common = impl_->common;
+  const std::string address = common.net_bind.empty() ? "ipc://" + path("sock") : common.net_bind;
+  Result<std::string> bound = impl_->endpoint.bind(address);
+  if (!bound) return bound.error();
+  std::string advertise = common.net_advertise;
+  if (advertise.empty()) {
+    advertise = *bound;
+    if (advertise.starts_with("tcp://0.0.0.0:") || advertise.starts_with("tcp://[::]:")) {
+      return Error{Code::invalid, 0,
+                   "net.bind = \"" + address + "\" says nothing to others: set net.advertise"};
+    }
+  } else if (advertise.ends_with(":0")) {
+    advertise = advertise.substr(0, advertise.size() - 1) + port_of(*bound);
+  }
+  impl_->bound = advertise;
+  return advertise;
+}
+
+net::Member Daemon::self_member() const {
+  net::Member member;
+  member.instance = impl_->common.instance;
+  member.program = impl_->startup.about.program;
+  member.host = impl_->common.net_host.empty() ? machine_name() : impl_->common.net_host;
+  member.rack = impl_->common.net_rack;
+  member.zone = impl_->common.net_zone;
+  member.control = impl_->bound;
+  return member;
+}
+
+net::MetaClient& Daemon::enroll(net::Member self, net::MetaClient::Events events) {
+  DI_ASSERT(!impl_->meta);
+  const CommonConfig& common = impl_->common;
+  const std::string address =
+      common.meta_endpoint.empty() ? "ipc://" + common.run_dir + "/di-meta.0.sock" : common.meta_endpoint;
+  if (!events.refused) events.refused = [this](const Error& error) { fail(error); };
+  impl_->meta = std::make_unique<net::MetaClient>(impl_->loop, impl_->endpoint, address, std::move(self),
+                                                  std::move(events));
+  return *impl_->meta;
+}
+
+net::MetaClient* Daemon::meta() {
+  return impl_->meta.get();
+}
+
+void Daemon::ready() {
+  if (impl_->ready || impl_->stopping) return;
+  impl_->ready = true;
+  log_info("daemon", "ready");
+  notify_supervisor("READY=1");
+  write_ready_byte(impl_->startup.ready_fd);
+}
+
+bool Daemon::is_ready() const {
+  return impl_->ready;
+}
+
+void Daemon::stop() {
+  // A later turn: the caller may be in the middle of something that on_stop takes apart.
+  impl_->loop.post("stop", [this] { impl_->stop(); });
+}
+
+void Daemon::stopped() {
+  impl_->loop.stop();
+}
+
+void Daemon::fail(const Error& error) {
+  log_error("daemon", "cannot go on", {{"error", error}});
+  impl_->exit_status = exit_failure;
+  impl_->loop.stop();
+}
+
+int run_program(const Startup& startup, Program& program, const Reload& reload) {
+  log_set_program(startup.common.instance);
+  log_set_level("", startup.verbose > 0 ? LogLevel::debug : startup.common.log_level);
+  loop::signals_block({SIGTERM, SIGINT, SIGHUP, SIGUSR1});
+  ::signal(SIGPIPE, SIG_IGN);
+
+  // Until the process ends: what the program's members are attached to (timers, watches, replies)
+  // outlives the program, which main() destroys first.
+  static std::unique_ptr<Daemon> daemon;
+  DI_ASSERT(!daemon);
+  auto owned = std::make_unique<Daemon::Impl>(startup, program, reload);
+  Daemon::Impl& impl = *owned;
+  impl.started = impl.loop.monotonic_now();
+  daemon = std::make_unique<Daemon>(std::move(owned));
+  log_info("daemon", "start", {{"version", DI_VERSION}, {"config", startup.file}});
+
+  if (const Status status = impl.prepare(*daemon); !status.ok()) {
+    log_error("daemon", "cannot start", {{"error", status.error()}});
+    return exit_failure;
+  }
+  impl.signals =
+      std::make_unique<loop::Signals>(impl.loop, std::initializer_list<int>{SIGTERM, SIGINT, SIGHUP, SIGUSR1},
+                                      [&impl](int number) { impl.on_signal(number); });
+  if (const std::optional<Duration> interval = watchdog_interval()) impl.watchdog.start_every(*interval / 2);
+  if (const Status status = program.on_start(*daemon); !status.ok()) {
+    log_error("daemon", "cannot start", {{"error", status.error()}});
+    return exit_failure;
+  }
+  impl.loop.run();
+  log_info("daemon", "stopped", {{"status", impl.exit_status}});
+  return impl.exit_status;
+}
+
+}  // namespace di::daemon

@@ -1,0 +1,80 @@
+#include "daemon/flags.h"
+
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdio>
+#include <cstdlib>
+
+namespace di::daemon {
+
+namespace {
+
+// No config file of the library's own, no environment, nothing abbreviated.
+void parse_or_exit(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    std::exit(exit_ok);
+  } catch (const CLI::CallForVersion& version) {
+    std::fprintf(stdout, "%s\n", version.what());
+    std::exit(exit_ok);
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.what());
+    std::exit(exit_usage);
+  }
+}
+
+std::string version_line(std::string_view program) {
+  return std::string(program) + " " DI_VERSION;
+}
+
+}  // namespace
+
+bool parse_flags(Startup& startup, int argc, char** argv) {
+  const std::string program(startup.about.program);
+  CLI::App app(program + " " + std::string(startup.about.summary), program);
+  app.set_help_flag("-h,--help", "print this and exit");
+  app.set_version_flag("-V,--version", version_line(program), "print the version and exit");
+  bool check_only = false;
+  app.add_option("-f", startup.file,
+                 "configuration file (default /etc/di/" + program + ".toml when it exists)")
+      ->type_name("FILE");
+  app.add_flag("-n", check_only, "check the configuration and exit; with -v print it, with -vv explain it");
+  app.add_flag("-v", startup.verbose, "say more");
+  app.add_option("-o", startup.overrides, "set a parameter, after the file")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+  app.add_option("--ready-fd", startup.ready_fd, "write a byte to this descriptor when the daemon serves")
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber);
+  parse_or_exit(app, argc, argv);
+  if (startup.file.empty()) {
+    const std::string standard = "/etc/di/" + program + ".toml";
+    if (::access(standard.c_str(), F_OK) == 0) startup.file = standard;
+  }
+  return check_only;
+}
+
+ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilog) {
+  ControlFlags flags;
+  CLI::App app("di-ctl asks and steers the daemons of a fleet", "di-ctl");
+  app.set_help_flag("-h,--help", "print this and exit");
+  app.set_version_flag("-V,--version", version_line("di-ctl"), "print the version and exit");
+  app.add_option("-r", flags.run_dir, "run directory of the fleet (default /run/di)")->type_name("RUNDIR");
+  app.add_option("-d", flags.instance, "only this instance (default: all)")->type_name("INSTANCE");
+  app.add_flag("-j", flags.json, "JSON lines instead of text");
+  app.add_option("words", flags.words, "command")->type_name("WORD");
+  app.positionals_at_end(false);
+  app.prefix_command(false);
+  app.footer(epilog);
+  parse_or_exit(app, argc, argv);
+  return flags;
+}
+
+}  // namespace di::daemon

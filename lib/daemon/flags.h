@@ -1,0 +1,22 @@
+// daemon/flags.h: the command lines of the daemons and of di-ctl (CLI11 underneath).
+//
+// Both exit by themselves: 0 after -h and -V, 64 for a wrong command line with one line on stderr.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "daemon/daemon.h"
+
+namespace di::daemon {
+
+struct ControlFlags {
+  std::string run_dir = "/run/di";
+  std::string instance;            // -d; empty: all
+  bool json = false;               // -j
+  std::vector<std::string> words;  // the command
+};
+// `epilog` lists the commands under -h.
+[[nodiscard]] ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilog);
+
+}  // namespace di::daemon

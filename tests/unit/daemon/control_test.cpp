@@ -1,0 +1,252 @@
+#include "daemon/control.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "base/fd.h"
+#include "daemon/stream.h"
+
+namespace di::daemon {
+namespace {
+
+constexpr Duration patience = seconds(20);
+
+class Control : public testing::Test {
+ protected:
+  void SetUp() override {
+    char pattern[] = "/tmp/di-control-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern), nullptr);
+    folder = pattern;
+    server = std::make_unique<ControlServer>(
+        loop, "di-probe.0",
+        [this](const std::vector<std::string>& words, Reply reply) { return handler(words, reply); });
+    ASSERT_TRUE(server->listen(path(), false).ok());
+    ASSERT_TRUE(server->listen(folder + "/ro", true).ok());
+  }
+  void TearDown() override {
+    server.reset();
+    std::filesystem::remove_all(folder);
+  }
+  std::string path() const { return folder + "/ctl"; }
+
+  // Runs the loop while `client` blocks in a thread of its own.
+  void with_loop(const std::function<void()>& client) {
+    std::thread thread([&] {
+      client();
+      loop.stop();
+    });
+    loop.run();
+    thread.join();
+  }
+  // A command and what came back: "a=1 b=2|" per row, then ok or the error.
+  std::string ask(const std::vector<std::string>& words, const std::string& socket = "") {
+    std::string text;
+    with_loop([&] {
+      Result<ControlClient> client = ControlClient::connect(socket.empty() ? path() : socket, "di-ctl");
+      if (!client) {
+        text = client.error().message;
+        return;
+      }
+      const Status status = client->request(
+          words,
+          [&](const wire::ctl_row& row) {
+            for (const wire::ControlColumn& column : row.columns)
+              text += column.name + "=" + column.value + " ";
+            text += "|";
+          },
+          patience);
+      text +=
+          status.ok() ? "ok" : std::string(code_name(status.error().code)) + ": " + status.error().message;
+    });
+    return text;
+  }
+
+  std::string folder;
+  loop::Loop loop;
+  std::unique_ptr<ControlServer> server;
+  std::function<bool(const std::vector<std::string>&, Reply)> handler = [](const auto&, const Reply&) {
+    return false;
+  };
+};
+
+TEST_F(Control, RowsComeInOrderThenTheEnd) {
+  handler = [](const std::vector<std::string>& words, Reply reply) {
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      Row row;
+      row.text("word", words[i]).number("index", i).boolean("first", i == 0).number("half", 0.5);
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  };
+  EXPECT_EQ(ask({"show", "kv"}),
+            "word=show index=0 first=true half=0.5 |word=kv index=1 first=false half=0.5 |ok");
+}
+
+TEST_F(Control, ManyRowsToASlowReader) {
+  constexpr int rows = 20000;
+  handler = [](const std::vector<std::string>&, Reply reply) {
+    for (int i = 0; i < rows; ++i) {
+      Row row;
+      row.number("i", i).text("pad", std::string(100, 'x'));
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  };
+  int seen = 0;
+  with_loop([&] {
+    Result<ControlClient> client = ControlClient::connect(path(), "di-ctl");
+    ASSERT_TRUE(client.ok());
+    const Status status = client->request(
+        {"show"},
+        [&](const wire::ctl_row& row) {
+          EXPECT_EQ(row.columns[0].value, std::to_string(seen));
+          ++seen;
+        },
+        patience);
+    EXPECT_TRUE(status.ok());
+  });
+  EXPECT_EQ(seen, rows);
+}
+
+TEST_F(Control, ErrorsAreTheDaemons) {
+  handler = [](const std::vector<std::string>& words, Reply reply) {
+    if (words[0] != "explain") return false;
+    reply.fail(Error{Code::not_found, 0, "no such request"});
+    return true;
+  };
+  EXPECT_EQ(ask({"explain", "x"}), "not_found: no such request");
+  EXPECT_EQ(ask({"show", "kv"}), "unsupported: di-probe.0 has no command 'show kv'");
+}
+
+TEST_F(Control, RestrictedSocketShowsOnly) {
+  handler = [](const std::vector<std::string>&, Reply reply) {
+    reply.end();
+    return true;
+  };
+  EXPECT_EQ(ask({"drain"}, folder + "/ro"), "denied: 'drain' is not allowed on this socket");
+  EXPECT_EQ(ask({"show", "kv"}, folder + "/ro"), "ok");
+}
+
+TEST_F(Control, AnswerMayComeInALaterTurnAndTheNextRequestWaits) {
+  std::vector<std::string> order;
+  handler = [&](const std::vector<std::string>& words, Reply reply) {
+    order.push_back(words[0]);
+    if (words[0] == "slow") {
+      loop.post("answer", [&order, reply]() mutable {
+        order.push_back("answered");
+        reply.end();
+      });
+    } else {
+      reply.end();
+    }
+    return true;
+  };
+  with_loop([&] {
+    Result<ControlClient> client = ControlClient::connect(path(), "di-ctl");
+    ASSERT_TRUE(client.ok());
+    EXPECT_EQ(client->daemon(), "di-probe.0");
+    EXPECT_TRUE(client->request({"slow"}, nullptr, patience).ok());
+    EXPECT_TRUE(client->request({"fast"}, nullptr, patience).ok());
+  });
+  EXPECT_EQ(order, (std::vector<std::string>{"slow", "answered", "fast"}));
+}
+
+TEST_F(Control, DroppedRequestIsCancelled) {
+  handler = [](const std::vector<std::string>&, const Reply&) { return true; };
+  EXPECT_EQ(ask({"x"}), "cancelled: the daemon dropped the request");
+}
+
+TEST_F(Control, ClosingTheConnectionCancels) {
+  std::optional<Reply> kept;
+  handler = [&](const std::vector<std::string>&, const Reply& reply) {
+    kept = reply;
+    return true;
+  };
+  Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path().c_str(), path().size());
+  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  Bytes bytes;
+  stream_append(bytes, wire::ctl_hello{"test", wire::protocol_version});
+  stream_append(bytes, wire::ctl_request{{"wait"}});
+  ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  ASSERT_TRUE(loop.run_until([&] { return kept.has_value(); }, patience));
+  EXPECT_TRUE(kept->wanted());
+  fd.reset();
+  ASSERT_TRUE(loop.run_until([&] { return !kept->wanted(); }, patience));
+  kept->row(Row());
+  kept->end();
+}
+
+TEST_F(Control, HostileBytesEndTheConnectionOnly) {
+  for (const std::string& junk : {std::string(64, 'x'), std::string(200, '\0'),
+                                  std::string("GET / HTTP/1.1\r\n\r\n") + std::string(100, ' ')}) {
+    Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path().c_str(), path().size());
+    ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(::send(fd.get(), junk.data(), junk.size(), 0), static_cast<ssize_t>(junk.size()));
+    // What comes back, if anything, is our hello; then the end.
+    ASSERT_TRUE(loop.run_until(
+        [&] {
+          char buffer[256];
+          return ::recv(fd.get(), buffer, sizeof buffer, MSG_DONTWAIT) == 0;
+        },
+        patience));
+  }
+  handler = [](const std::vector<std::string>&, Reply reply) {
+    reply.end();
+    return true;
+  };
+  EXPECT_EQ(ask({"still"}), "ok");
+}
+
+TEST_F(Control, AnotherVersionSaysIncompatible) {
+  // A caller whose header has version 9 gets our hello, whose header tells it who is older.
+  Bytes bytes;
+  stream_append(bytes, wire::ctl_hello{"test", wire::protocol_version});
+  wire::Header header;
+  header.version = 9;
+  header.number = wire::ctl_hello::number;
+  const auto head = wire::header_encode(header, {});
+  Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path().c_str(), path().size());
+  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::send(fd.get(), head.data(), head.size(), 0), static_cast<ssize_t>(head.size()));
+  Bytes back;
+  ASSERT_TRUE(loop.run_until(
+      [&] {
+        std::byte buffer[256];
+        const ssize_t got = ::recv(fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+        if (got > 0) back.insert(back.end(), buffer, buffer + got);
+        return got == 0;
+      },
+      patience));
+  auto taken = stream_take(back, 4096);
+  ASSERT_TRUE(static_cast<bool>(taken));
+  ASSERT_TRUE(taken->has_value());
+  EXPECT_EQ((*taken)->header.number, wire::ctl_hello::number);
+}
+
+TEST(ControlClientAlone, NobodyThereIsUnreachableOrNotFound) {
+  const Result<ControlClient> client = ControlClient::connect("/tmp/di-nobody-here.ctl", "di-ctl");
+  ASSERT_FALSE(client.ok());
+  EXPECT_EQ(client.error().code, Code::not_found);
+}
+
+}  // namespace
+}  // namespace di::daemon

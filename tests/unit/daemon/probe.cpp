@@ -1,0 +1,76 @@
+// The smallest daemon there is: what the skeleton does can be seen from outside.
+#include "daemon/daemon.h"
+
+namespace {
+
+struct Config {
+  di::daemon::CommonConfig common;
+  std::int32_t value = 0;
+  std::int32_t fixed = 0;
+  bool slow_stop = false;
+  bool broken = false;
+};
+
+void params(di::config::Params& p, Config& c) {
+  di::daemon::common_params(p, c.common, "di-probe");
+  p.integer("probe.value", c.value, {.def = 1, .max = 100, .reloadable = true, .help = "a value"});
+  p.integer("probe.fixed", c.fixed, {.def = 1, .max = 100, .help = "a value that stays"});
+  p.boolean("probe.slow_stop", c.slow_stop, {.help = "never stops by itself"});
+  p.boolean("probe.broken", c.broken, {.help = "cannot start"});
+}
+
+class Probe final : public di::daemon::ProgramOf<Config> {
+ public:
+  explicit Probe(const Config& config) : config_(config) {}
+
+  di::Status on_start(di::daemon::Daemon& daemon) override {
+    daemon_ = &daemon;
+    if (config_.broken) return di::Error{di::Code::io, 0, "the probe is broken"};
+    if (di::Result<std::string> at = daemon.listen(); !at) return at.error();
+    daemon.metrics().held("seats").set(2);
+    tick_ = std::make_unique<di::loop::Timer>(daemon.loop(), di::loop::TimerKind::product, "tick",
+                                              [this] { ++ticks_; });
+    tick_->start_every(di::milliseconds(10));
+    daemon.ready();
+    return {};
+  }
+  void on_stop(di::daemon::Daemon& daemon) override {
+    if (!config_.slow_stop) daemon.stopped();
+  }
+  bool on_ctl(const std::vector<std::string>& words, di::daemon::Reply reply) override {
+    if (words[0] == "value") {
+      di::daemon::Row row;
+      row.number("value", config_.value).number("ticks", ticks_);
+      reply.row(row);
+      reply.end();
+      return true;
+    }
+    if (words[0] == "hit") {
+      di::daemon::fault(di::daemon::FaultPoint::decode_mid_step);
+      reply.end();
+      return true;
+    }
+    if (words[0] == "fail") {
+      reply.end();
+      daemon_->fail(di::Error{di::Code::io, 0, "told to"});
+      return true;
+    }
+    return false;
+  }
+  void on_reload(const Config& fresh) override { config_ = fresh; }
+
+ private:
+  Config config_;
+  di::daemon::Daemon* daemon_ = nullptr;
+  std::unique_ptr<di::loop::Timer> tick_;
+  int ticks_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const di::daemon::Description about{"di-probe", "is only there to be looked at"};
+  const auto parsed = di::daemon::parse<Config>(about, argc, argv, params);
+  Probe probe(parsed.config);
+  return di::daemon::run(parsed, probe);
+}
