@@ -185,6 +185,14 @@ Membership::Change Membership::admit_as(const Admission& admission, Instant now,
   return change;
 }
 
+Membership::Change Membership::rejoin(const wire::Member& member, Instant now) {
+  const auto row = rows_.find(member.instance);
+  if (row == rows_.end() || row->second.id != member.id || row->second.generation != member.generation)
+    return {};
+  if (!members_.contains(member.instance) && members_.size() >= members_max) return {};
+  return admit_as({member, row->second, false}, now, false);
+}
+
 Membership::Change Membership::set_state(std::uint32_t id, std::uint32_t generation, MemberState state) {
   if (find(id, generation) == nullptr) return {};
   const auto at = members_.find(instances_.at(id));

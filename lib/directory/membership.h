@@ -72,6 +72,9 @@ class Membership {
     std::vector<Holder> lost;  // generations that ended with this
   };
   Change admit(const Admission& admission, Instant now);
+  // A member whose connection broke and is up again without a registration in between.  Nothing for
+  // one whose generation is not the last one issued.
+  Change rejoin(const wire::Member& member, Instant now);
   // The instance that runs the directory: never lost by silence.
   Change admit_self(const Admission& admission);
   Change set_state(std::uint32_t id, std::uint32_t generation, MemberState state);

@@ -145,6 +145,23 @@ TEST(Membership, SilenceOfThreeSecondsIsLoss) {
   EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(6000)), 1U);
 }
 
+TEST(Membership, ReconnectedMemberRejoinsWithItsGenerationOnly) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, router("0", 11), at_ms(0));
+  const wire::Member first = members.members().front();
+  members.lost(first.id, 1);
+  EXPECT_TRUE(members.rejoin(first, at_ms(1)).changed);
+  EXPECT_EQ(members.members().front(), first);
+  EXPECT_FALSE(members.rejoin(first, at_ms(2)).changed);
+  enter(members, rows, router("0", 12), at_ms(3));
+  EXPECT_FALSE(members.rejoin(first, at_ms(4)).changed);
+  EXPECT_EQ(members.members().front().generation, 2U);
+  wire::Member stranger = first;
+  stranger.instance = "di-router.9";
+  EXPECT_FALSE(members.rejoin(stranger, at_ms(5)).changed);
+}
+
 TEST(Membership, TheDirectoryItselfIsNeverSilent) {
   Membership members({}, 1);
   wire::meta_register self = router("0", 11);
