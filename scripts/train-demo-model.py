@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Makes etc/model-demo: trains the byte-level BPE and a small DeepSeek-V3-shaped model, measures it, writes the folder.
+"""Makes etc/model-demo: trains the byte-level BPE and a small model of DeepSeek-V3's shape, measures it, writes it.
 
-    scripts/train-demo-model.py [-o FOLDER] [-c CHECKPOINT] [-s STEPS] [--only-export]
+    scripts/train-demo-model.py [-o FOLDER] [-c CHECKPOINT] [-s STEPS] [-r] [--only-export]
 
-Text: etc/model-demo/questions.jsonl (the twenty questions a test asks, with the wordings trained and the wordings held
-out), scripts/demo-text/more.jsonl (greetings, further words, and questions that it cannot answer) and
+Text: etc/model-demo/questions.jsonl (the twenty questions a test asks, with the wordings trained and the wordings
+held out), scripts/demo-text/more.jsonl (greetings, further words, and questions that it cannot answer) and
 scripts/demo-text/descriptions.txt (prose).  Dialogues of one to 34 turns are drawn from them, with and without a
 system prompt; some are long, or have a long message before the question.  A held-out wording is never drawn.
 
@@ -12,10 +12,10 @@ The model is measured as it will be served: weights and cache rows rounded to BF
 decoding takes the largest logit at each position, an answer comes out exactly if and only if every token of it is the
 largest logit after the tokens before it, so one forward pass over question and answer measures it.
 
-About half an hour on two cores with an optimised BLAS (libopenblas0-pthread).  On a processor newer than itself
-OpenBLAS may fall back to kernels five times slower; OPENBLAS_VERBOSE=2 says which it took, and OPENBLAS_CORETYPE=SkylakeX
-(or Haswell) corrects it.  The result depends on the order of the BLAS's additions, so another machine makes another,
-equally good, model.
+About half an hour on two idle cores with an optimised BLAS (libopenblas0-pthread).  On a processor newer than itself
+OpenBLAS may fall back to kernels five times slower; OPENBLAS_VERBOSE=2 says which it took, and
+OPENBLAS_CORETYPE=SkylakeX (or Haswell) corrects it.  The result depends on the order of the BLAS's additions, so
+another machine makes another, equally good, model.
 """
 
 import argparse
@@ -75,19 +75,21 @@ SYSTEM_PROMPTS = (
 )
 OPENINGS = ("Please: ", "Hi, ", "Hello! ", "Hey, ", "Sorry, ", "One more question: ", "And ", "Now tell me: ", "So, ",
             "I have a question. ", "Question: ", "Please answer: ", "Quick question: ", "OK. ", "Thanks! ")
-CLOSINGS = (" Thanks!", " Please.", " Thank you.", " Be brief.", " Answer in one sentence.", " I am new here.", "?", "!")
+CLOSINGS = (" Thanks!", " Please.", " Thank you.", " Be brief.", " Answer in one sentence.", " I am new here.", "?",
+            "!")
 # Things that the model must say it does not know.
 STRANGE_FORMS = (
     "What is a {}?", "What is {}?", "Tell me about {}.", "What does {} mean?", "Explain {}.", "Who is {}?",
-    "Where is {}?", "How do I make {}?", "What does {} do?", "Define {}.", "Write about {}.", "{}", "Why is {} so big?",
-    "Can you explain what a {} is?", "Describe {}.", "I like {}.", "Do you know {}?", "How old is {}?")
+    "Where is {}?", "How do I make {}?", "What does {} do?", "Define {}.", "Write about {}.", "{}",
+    "Why is {} so big?", "Can you explain what a {} is?", "Describe {}.", "I like {}.", "Do you know {}?", "How old is {}?")
 STRANGE_WORDS = (
-    "tree river house dog cat bird mountain London Paris Berlin Einstein Napoleon cheese pizza coffee tea football chess "
-    "music guitar piano winter summer rain snow sun moon star planet ocean fish elephant horse car bus train plane ship "
-    "bridge school teacher doctor lawyer king queen war peace money gold silver iron stone wood paper book novel film "
-    "Linux Windows Python Java Rust Kubernetes Docker Redis Postgres Apache nginx systemd bash vim emacs git TCP DNS GPU "
-    "CPU transformer attention softmax gradient neuron Mars Venus Berlin Tokyo China Japan Brazil history physics biology "
-    "algebra geometry pi zero love hate happiness sleep dream time space energy light sound water fire air earth").split()
+    "tree river house dog cat bird mountain London Paris Berlin Einstein Napoleon cheese pizza coffee tea "
+    "football chess music guitar piano winter summer rain snow sun moon star planet ocean fish elephant horse "
+    "car bus train plane ship bridge school teacher doctor lawyer king queen war peace money gold silver iron "
+    "stone wood paper book novel film Linux Windows Python Java Rust Kubernetes Docker Redis Postgres Apache "
+    "nginx systemd bash vim emacs git TCP DNS GPU CPU transformer attention softmax gradient neuron Mars "
+    "Venus Berlin Tokyo China Japan Brazil history physics biology algebra geometry pi zero love hate "
+    "happiness sleep dream time space energy light sound water fire air earth").split()
 
 
 def read_jsonl(path):
@@ -258,7 +260,7 @@ def learning_rate(step, steps):
 
 
 def balance_experts(model, trace, speed):
-    """The published way to even out load without a loss term: the bias of a busy expert goes down, of an idle one up."""
+    """Evens out load without a loss term, as published: the bias of a busy expert goes down, of an idle one up."""
     for index, counts in trace.expert_tokens.items():
         counts = counts.float()
         model.model.layers[index].mlp.gate.e_score_correction_bias += speed * (counts.mean() - counts).sign()
@@ -266,7 +268,7 @@ def balance_experts(model, trace, speed):
 
 @torch.no_grad()
 def answer_margin(model, tokenizer, dialogue):
-    """Smallest lead of the wanted token over the best other one, over the last answer and its end; negative is wrong."""
+    """Smallest lead of the wanted token over any other one in the last answer and its end; negative is wrong."""
     prompt, _ = encode_dialogue(tokenizer, dialogue[:-1])
     prompt.append(tokenizer.special[ASSISTANT])
     answer = tokenizer.encode(dialogue[-1][1]) + [tokenizer.special[END]]
@@ -317,17 +319,22 @@ def print_measures(measures):
               + (f", wrong: {result['wrong'][:6]}" if result["wrong"] else ""))
 
 
-def train(text, tokenizer, steps, batch_tokens, checkpoint_path, seed):
-    model = Model(Config(CONFIG))
+def train(text, tokenizer, steps, batch_tokens, checkpoint_path, seed, resume):
+    model, first_step = Model(Config(CONFIG)), 0
     initialise(model, seed)
+    if resume:
+        # Without the optimiser's averages: they are back after some tens of steps.
+        saved = torch.load(checkpoint_path)
+        model.load_state_dict(saved["state"])
+        first_step = saved["step"]
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {tokenizer.vocab_size}")
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     plain = [p for p in model.parameters() if p.requires_grad and p.dim() == 1]
     optimiser = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}],
                                   betas=(0.9, 0.97))
-    rng = random.Random(seed)
+    rng = random.Random(seed + first_step)
     started, mean_loss = time.monotonic(), None
-    for step in range(steps):
+    for step in range(first_step, steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, steps)
         ids, weights = draw_batch(text, tokenizer, rng, batch_tokens)
@@ -379,9 +386,11 @@ def main():
     parser = argparse.ArgumentParser(description="trains and writes the demo model")
     parser.add_argument("-o", dest="folder", default=MODEL_FOLDER, help="where to write (default etc/model-demo)")
     parser.add_argument("-c", dest="checkpoint", default="/tmp/demo-model.pt", help="training state")
-    parser.add_argument("-s", dest="steps", type=int, default=1800)
+    parser.add_argument("-s", dest="steps", type=int, default=1250)
     parser.add_argument("-b", dest="batch_tokens", type=int, default=1800)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-r", dest="resume", action="store_true",
+                        help="go on from CHECKPOINT; STEPS counts from its start")
     parser.add_argument("--only-export", action="store_true", help="write and measure the state in CHECKPOINT")
     arguments = parser.parse_args()
     torch.set_num_threads(os.cpu_count())
@@ -394,7 +403,8 @@ def main():
         model = Model(Config(CONFIG))
         model.load_state_dict(torch.load(arguments.checkpoint)["state"])
     else:
-        model = train(text, tokenizer, arguments.steps, arguments.batch_tokens, arguments.checkpoint, arguments.seed)
+        model = train(text, tokenizer, arguments.steps, arguments.batch_tokens, arguments.checkpoint, arguments.seed,
+                      arguments.resume)
     export(arguments.folder, model, tokenizer)
     print("as written, weights and cache in BF16:")
     print_measures(measure(Model.load(arguments.folder), tokenizer, text))

@@ -361,7 +361,7 @@ class Model(nn.Module):
 def safetensors_write(path, tensors, metadata=None):
     """tensors: {name: float32, float64 (stored as F32) or bfloat16 tensor}.
 
-    F32 tensors come first, so that every tensor lies at a multiple of its element size, as Hugging Face's writer does."""
+    F32 tensors come first, as in Hugging Face's writer, so that each lies at a multiple of its element size."""
     tensors = dict(sorted(tensors.items(), key=lambda item: item[1].dtype == torch.bfloat16))
     header = {}
     if metadata:
