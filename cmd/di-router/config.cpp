@@ -28,7 +28,7 @@ void params(config::Params& params, Config& config) {
                    .help = "silence of a stream after which a comment is sent; 0s: never"});
   params.string("model.name", config.model_name, {.def = "demo", .help = "name that requests ask for"});
   params.string("model.path", config.model_path,
-                {.def = "etc/model-demo", .help = "Hugging Face folder with config.json and the tokenizer"});
+                {.def = "etc/model-demo", .path = true, .help = "Hugging Face folder with config.json and the tokenizer"});
   params.integer("model.context_tokens_max", config.context_tokens_max,
                  {.def = 0, .max = 1 << 24, .unit = "tokens", .help = "longest prompt plus answer; 0: what the model allows"});
   params.integer("api.output_tokens_default", config.output_tokens_default,
@@ -36,7 +36,7 @@ void params(config::Params& params, Config& config) {
                   .help = "longest answer when the request sets no max_tokens"});
   params.boolean("auth.required", config.auth_required, {.def = true, .help = "refuse requests without a known key"});
   params.string("auth.key_file", config.auth_key_file,
-                {.help = "file with one key, of tenant \"default\"; empty: RUNDIR/key when it exists"});
+                {.path = true, .help = "file with one key, of tenant \"default\"; empty: RUNDIR/key when it exists"});
   params.tables("auth.keys", config.auth_keys, key_params, {.max = 100000, .reloadable = true, .help = "further keys"});
   params.integer("limits.concurrency_max", config.concurrency_max,
                  {.def = 512, .min = 1, .max = 1 << 20, .unit = "requests", .help = "requests of one tenant at a time"});
@@ -55,7 +55,7 @@ void params(config::Params& params, Config& config) {
                   {.def = seconds(1800), .min = seconds(1), .help = "the whole of a request"});
   params.duration("request.seat_ahead", config.seat_ahead,
                   {.def = milliseconds(500), .help = "ask for a decode seat when so much prefill is left"});
-  params.string("journal.dir", config.journal_dir, {.help = "directory of charge records; empty: RUNDIR/journal"});
+  params.string("journal.dir", config.journal_dir, {.path = true, .help = "directory of charge records; empty: RUNDIR/journal"});
 }
 
 Status validate(const Config& config) {

@@ -365,6 +365,7 @@ void Params::string(std::string_view path, std::string& to, StringOptions option
   row.reloadable = options.reloadable;
   row.required = options.required;
   row.secret = options.secret;
+  row.is_path = options.path;
   row.help = options.help;
   row.set = [&to, check = options.check, bytes_max = options.bytes_max](const Value& value) -> Status {
     const std::string* given = std::get_if<std::string>(&value);

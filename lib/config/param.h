@@ -100,6 +100,7 @@ struct StringOptions {
   bool reloadable = false;
   bool required = false;
   bool secret = false;  // printed as "(set)" by control commands, in full by -nv
+  bool path = false;    // of a file: a relative one in a file is relative to that file's folder
   std::size_t bytes_max = 4096;
   std::function<Status(const std::string&)> check = {};  // a further condition; its message is shown
   std::string_view help = {};
@@ -132,6 +133,7 @@ struct Row {
   bool reloadable = false;
   bool required = false;
   bool secret = false;
+  bool is_path = false;
   std::string help;
   std::function<Status(const Value&)> set;
   std::function<std::string()> print;  // the present value as TOML text

@@ -23,6 +23,9 @@ struct Problem {
 
 class Reader {
  public:
+  // `folder` ends in a slash or is empty: where relative paths in the text begin.
+  explicit Reader(std::string folder) : folder_(std::move(folder)) {}
+
   void table(Params& params, const toml::table& from, const std::string& prefix) {
     for (auto&& [key, node] : from) {
       const std::string path = prefix + std::string(key.str());
@@ -61,6 +64,9 @@ class Reader {
       return;
     }
     row.given = true;
+    if (std::string* text = row.is_path ? std::get_if<std::string>(&*given) : nullptr) {
+      if (!text->empty() && text->front() != '/') text->insert(0, folder_);
+    }
     if (const Status status = row.set(*given); !status.ok()) {
       problem(node.source(), row.path + ": " + status.error().message);
     }
@@ -110,16 +116,17 @@ class Reader {
     problems_.push_back({where.begin.line, where.begin.column, std::move(text)});
   }
 
+  const std::string folder_;
   std::vector<Problem> problems_;
 };
 
-std::vector<Problem> read_text(Params& params, std::string_view text) {
+std::vector<Problem> read_text(Params& params, std::string_view text, std::string folder) {
   const toml::parse_result parsed = toml::parse(text);
   if (!parsed) {
     const toml::source_position at = parsed.error().source().begin;
     return {{at.line, at.column, std::string(parsed.error().description())}};
   }
-  Reader reader;
+  Reader reader(std::move(folder));
   reader.table(params, parsed.table(), "");
   return reader.take();
 }
@@ -157,8 +164,10 @@ Value textual(const Row& row, std::string_view text) {
 }  // namespace
 
 std::vector<std::string> parse_text(Params& params, std::string_view text, std::string_view name) {
+  const std::size_t slash = name.rfind('/');
+  const std::string folder(name.substr(0, slash == std::string_view::npos ? 0 : slash + 1));
   std::vector<std::string> errors;
-  for (const Problem& problem : read_text(params, text)) {
+  for (const Problem& problem : read_text(params, text, folder)) {
     errors.push_back(std::string(name) + ":" + std::to_string(problem.line) + ":" +
                      std::to_string(problem.column) + ": " + problem.text);
   }
@@ -189,7 +198,7 @@ std::vector<std::string> parse_override(Params& params, std::string_view assignm
     if (!status.ok()) return {name + ": " + status.error().message};
     return {};
   }
-  const std::vector<Problem> problems = read_text(params, path + " = " + std::string(text) + "\n");
+  const std::vector<Problem> problems = read_text(params, path + " = " + std::string(text) + "\n", "");
   if (problems.empty()) return {};
   // A value that is no TOML at all gets the row's own words: `want an integer, got a string`.
   std::string message = problems.front().text;

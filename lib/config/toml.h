@@ -13,7 +13,8 @@
 
 namespace di::config {
 
-// Sets what `text` gives; `name` is what positions are reported against.  Returns the errors, in
+// Sets what `text` gives; `name` is what positions are reported against, and relative paths in it
+// (StringOptions::path) begin in its folder.  Returns the errors, in
 // the order of the text; empty means that every value was accepted.  Members whose value was
 // refused keep their default.
 [[nodiscard]] std::vector<std::string> parse_text(Params& params, std::string_view text,

@@ -19,14 +19,14 @@ void shared_params(config::Params& params, Config& config) {
   EngineConfig& engine = config.engine;
   params.choice("engine.backend", engine.backend, {{Backend::cpu, "cpu"}, {Backend::script, "script"}},
                 {.def = Backend::cpu, .help = "what computes tokens: the built-in CPU engine, or a script for tests"});
-  params.string("engine.script", engine.script, {.help = "file of the script engine, see di-script(5)"});
+  params.string("engine.script", engine.script, {.path = true, .help = "file of the script engine, see di-script(5)"});
   params.choice("engine.script_layout", engine.script_layout,
                 {{ScriptLayout::demo, "demo"}, {ScriptLayout::v41, "v41"}},
                 {.def = ScriptLayout::demo, .help = "KV layout that the script engine has"});
   params.integer("engine.step_delay_ms", engine.step_delay_ms,
                  {.def = 0, .max = 60000, .unit = "ms", .help = "makes every step so much longer, for tests"});
   params.integer("engine.ranks", config.ranks, {.def = 1, .min = 1, .max = 64, .help = "ranks in this process"});
-  params.string("model.path", engine.model_path, {.def = "etc/model-demo", .help = "Hugging Face folder of the model"});
+  params.string("model.path", engine.model_path, {.def = "etc/model-demo", .path = true, .help = "Hugging Face folder of the model"});
   params.string("model.name", engine.model_name, {.def = "demo", .help = "name that requests ask for"});
   params.string("model.revision", engine.model_revision,
                 {.check = [](const std::string& text) -> Status {

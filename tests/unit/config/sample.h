@@ -51,7 +51,7 @@ inline void bind_sample(Params& p, Sample& s) {
              {.def = seconds(60), .min = seconds(1), .max = seconds(3600), .help = "how long"});
   p.duration("kv.delay_ms", s.delay_ms, {.max = seconds(10), .help = "for tests"});
   p.string("name", s.name, {.def = "a \"quoted\" name", .bytes_max = 64, .help = "a name"});
-  p.string("model.root", s.root, {.help = "a path"});
+  p.string("model.root", s.root, {.path = true, .help = "a path"});
   p.choice<Colour>("colour", s.colour,
                    {{Colour::red, "red"}, {Colour::green, "green"}, {Colour::blue, "blue"}},
                    {.def = Colour::green, .help = "a word"});

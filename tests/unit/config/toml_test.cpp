@@ -59,6 +59,21 @@ TEST_F(Override, HasTheSameChecksAsTheFile) {
   EXPECT_EQ(sample.port, 80);
 }
 
+TEST(Path, RelativeOnesInAFileBeginInItsFolder) {
+  Sample sample;
+  Params params;
+  bind_sample(params, sample);
+  EXPECT_TRUE(parse_text(params, "model.root = \"../m\"\nname = \"n\"\n", "etc/local/x.toml").empty());
+  EXPECT_EQ(sample.root, "etc/local/../m");
+  EXPECT_EQ(sample.name, "n") << "not a path";
+  EXPECT_TRUE(parse_text(params, "model.root = \"/m\"\n", "etc/local/x.toml").empty());
+  EXPECT_EQ(sample.root, "/m");
+  EXPECT_TRUE(parse_text(params, "model.root = \"\"\n", "etc/local/x.toml").empty());
+  EXPECT_EQ(sample.root, "");
+  EXPECT_TRUE(parse_override(params, "model.root=m").empty());
+  EXPECT_EQ(sample.root, "m");
+}
+
 TEST(File, MissingFileSaysSo) {
   Sample sample;
   Params params;
