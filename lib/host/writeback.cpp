@@ -143,7 +143,12 @@ void Writeback::put_done(const Peer& store, const wire::kv_put_done& done, const
   if (job.state != JobState::putting || column == job.columns.end() || column->second != store) return;
   if (done.code != 0) {
     const Code code = static_cast<Code>(done.code);
-    to_meta(tag, wire::meta_put_abort{job.stripe});
+    if (code == Code::no_space) {
+      // A commit that names the column: di-meta makes room on that store.  Its answer finds no job.
+      to_meta(tag, wire::meta_put_commit{job.stripe, {done.column}});
+    } else {
+      to_meta(tag, wire::meta_put_abort{job.stripe});
+    }
     code == Code::corrupt || code == Code::stale ? drop(tag) : retry(tag, now);
     return;
   }

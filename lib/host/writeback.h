@@ -8,6 +8,7 @@
 //   opening     busy, no answer in answer_wait                (none), pages queued again after a back-off
 //   opening     anything else                                 (none), dropped
 //   putting     kv_put_done of the last column                committing; meta_put_commit
+//   putting     no room for a column                          (none), meta_put_commit naming it, queued again
 //   putting     a column failed, its store lost, ttl over     (none), meta_put_abort, queued again
 //   putting     the column says corrupt or stale              (none), meta_put_abort, dropped
 //   committing  meta_put_committed: ok or exists              (none), done

@@ -87,13 +87,15 @@ TEST_F(WritebackTest, BusyIsTriedAgainEverLater) {
   EXPECT_EQ(core->writeback().counters().dropped_failed, 1u);
 }
 
-TEST_F(WritebackTest, AFailedColumnAbortsAndTriesAgain) {
+TEST_F(WritebackTest, AFailedColumnTriesAgainAndAFullStoreIsNamed) {
   page(1);
   wire::Scope asked;
   ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
   say(meta, asked, granted(50));
   say(store, {}, wire::kv_put_done{50, 0, static_cast<std::uint16_t>(Code::no_space)});
-  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 50u);
+  EXPECT_EQ(*heard<wire::meta_put_commit>(meta), (wire::meta_put_commit{50, {0}}));
+  EXPECT_FALSE(heard<wire::meta_put_abort>(meta));
+  say(meta, asked, wire::meta_put_committed{static_cast<std::uint16_t>(Code::no_space), 50});
   advance(milliseconds(100));
   ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
   say(meta, asked, granted(51));
