@@ -11,6 +11,8 @@
 // sequence (64 x 576 x 4 = 144 KiB for V3, 20 KiB for the demo model); scores are a matmul with the tile as
 // weights; values are summed with values_heads x values_vectors accumulators in registers.
 
+#pragma once
+
 #include "kernels/api.h"
 
 namespace di::kernels {
