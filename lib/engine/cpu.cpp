@@ -291,14 +291,14 @@ bool CpuEngine::swap_in_one(std::uint32_t group, Active& active, RowResult& row)
   Sequence& s = sequences_[active.sequence];
   if (s.source == nullptr || s.groups_swapped > group) return true;
   const KvSource::Readiness readiness = s.source->readiness();
-  if (readiness.groups <= group) {
-    if (readiness.failed_block < s.cached_blocks) {
-      active.out = true;
-      row.state = RowState::kv_failed;
-      row.failed_block = readiness.failed_block;
-    }
+  // First, because from the failure on `groups` speaks of the blocks before the failed one alone.
+  if (readiness.failed_block < s.cached_blocks) {
+    active.out = true;
+    row.state = RowState::kv_failed;
+    row.failed_block = readiness.failed_block;
     return false;
   }
+  if (readiness.groups <= group) return false;
   const std::uint64_t start_us = now_us();
   copy_in(s, group);
   note(row, wire::SpanKind::swap_in, group, start_us);

@@ -441,13 +441,12 @@ TEST(CpuCached, a_late_row_is_dropped_from_the_step_and_the_others_are_not_touch
 TEST(CpuCached, a_failed_block_is_reported_and_the_rest_recomputed) {
   const Cached c;
   const auto source = c.source({8});
-  source->ready_ = {2, 5};
+  source->ready_ = {3, 5};  // all groups, of the five blocks before the failed one
   const SequenceId id = c.admit(64, source);
   RowResult row = c.rig.step(id, 6);
   EXPECT_EQ(row.state, RowState::kv_failed);
   EXPECT_EQ(row.failed_block, 5u);
   c.rig.engine->truncate_cached(id, 5);
-  source->ready_ = {3, 5};  // the source narrows to the blocks that came
   row = c.rig.step(id, 30);
   EXPECT_EQ(row.state, RowState::computed);
   EXPECT_EQ(row.swapped_blocks, 5u);
