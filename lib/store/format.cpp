@@ -108,7 +108,7 @@ void superblock_encode(const Superblock& superblock, MutableByteView to) {
 
 Result<Superblock> superblock_decode(ByteView from) {
   DI_ASSERT(from.size() == superblock_bytes);
-  if (get64(from, 0) != superblock_magic) return corrupt("no superblock");
+  if (get64(from, 0) != superblock_magic) return corrupt("not a volume: no superblock");
   if (get32(from, 12) != crc_without(from, 12)) return corrupt("the superblock does not match its checksum");
   if (get32(from, 8) != volume_format) return Error{Code::unsupported, 0, "the volume has another format"};
   Superblock superblock;

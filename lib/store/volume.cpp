@@ -38,7 +38,7 @@ Status Volume::format(Disk& disk, const FormatOptions& options) {
 }
 
 Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
-  if (disk.bytes() < 2 * superblock_bytes) return Error{Code::corrupt, 0, "the volume is too short"};
+  if (disk.bytes() < 2 * superblock_bytes) return Error{Code::corrupt, 0, "not a volume: too short"};
   AlignedBuffer buffer(table_part_bytes);
   std::optional<Superblock> best;
   std::optional<Error> why;

@@ -1,0 +1,523 @@
+#include "host_role.h"
+
+#include <algorithm>
+
+#include "base/checksum.h"
+#include "base/log.h"
+
+namespace di::kvd {
+
+using namespace config::literals;
+
+namespace {
+
+// Slots of the index page per byte of payload: pages are seldom smaller (the demo model's tail is 32 KiB).
+constexpr std::uint64_t bytes_per_slot = 32_KiB;
+constexpr std::uint32_t slots_min = 1024;
+// Each running fetch and each seat has one; 64 bytes.
+constexpr std::uint32_t entries = 4096;
+// A message delayed by a fault is sent so much later.
+constexpr Duration fault_delay = seconds(1);
+constexpr std::size_t page_rows_a_turn = 256;
+constexpr Duration look_again_after = milliseconds(20);
+
+std::uint32_t slots_of(std::uint64_t arena_bytes) {
+  const std::uint64_t slots = std::max<std::uint64_t>(slots_min, arena_bytes / bytes_per_slot);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(slots, kv::slots_max_limit));
+}
+
+}  // namespace
+
+void host_params(config::Params& params, HostConfig& config) {
+  params.size(
+      "kv.arena_bytes", config.arena_bytes,
+      {.def = 256_MiB, .min = 1_MiB, .help = "payload of the arena that the ranks of this host share"});
+  params.boolean("kv.prefault", config.prefault,
+                 {.help = "touch the whole arena before being ready, about a second per GiB"});
+  params.integer("kv.fetch_delay_ms", config.fetch_delay_ms,
+                 {.max = 60000, .help = "slows every layer group of a fetch down by so much, for tests"});
+  params.choice("kv.admit", config.admit,
+                {{host::Admit::always, "always"}, {host::Admit::second_sighting, "second_sighting"}},
+                {.def = host::Admit::always,
+                 .help = "which sealed pages are written to the store: all, or those that are wanted again"});
+  params.integer("kv.writeback_queue_pages", config.writeback_queue_pages,
+                 {.def = 256,
+                  .min = 1,
+                  .max = 1 << 20,
+                  .unit = "pages",
+                  .help = "sealed pages that wait for the store; above, the oldest is not written"});
+  params.duration(
+      "kv.hold", config.hold,
+      {.def = seconds(60),
+       .min = seconds(1),
+       .help = "how long a hand-over keeps its pages without an answer, and an expected seat its room"});
+}
+
+// ---- The arena -------------------------------------------------------------------------------------------
+
+class HostRole::Port final : public host::ArenaPort {
+ public:
+  explicit Port(kv::ArenaOwner& arena) : arena_(arena) {}
+  void slot_assign(const kv::ArenaOwner::Slot& slot) override { arena_.slot_assign(slot); }
+  void slot_state(std::uint32_t slot, kv::SlotState state) override { arena_.slot_state(slot, state); }
+  void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs) override {
+    arena_.slot_crcs(slot, crcs);
+  }
+  void slot_segments(std::uint32_t slot, std::uint32_t segments) override {
+    arena_.slot_segments(slot, segments);
+  }
+  void slot_free(std::uint32_t slot) override { arena_.slot_free(slot); }
+  void entry_open(std::uint32_t handle) override { arena_.entry_open(handle); }
+  void entry_set(std::uint32_t handle, const kv::Readiness& readiness) override {
+    arena_.entry_set(handle, readiness);
+  }
+  void entry_close(std::uint32_t handle) override { arena_.entry_close(handle); }
+  std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override {
+    return crc32c(arena_.payload(offset, bytes));
+  }
+
+ private:
+  kv::ArenaOwner& arena_;
+};
+
+HostRole::HostRole(const HostConfig& config) : config_(config) {}
+HostRole::~HostRole() = default;
+
+Status HostRole::on_prepare(daemon::Daemon& daemon) {
+  daemon_ = &daemon;
+  kv::ArenaOwner::Options arena;
+  arena.name = std::string(daemon.instance());
+  arena.payload_bytes = config_.arena_bytes;
+  arena.slots_max = slots_of(config_.arena_bytes);
+  arena.entries_max = entries;
+  arena.prefault = config_.prefault;
+  auto made = kv::ArenaOwner::create(arena);
+  if (!made) return made.error();
+  arena_ = *std::move(made);
+  port_ = std::make_unique<Port>(*arena_);
+
+  host::Core::Options options;
+  options.self.instance = std::string(daemon.instance());
+  options.arena = {.payload_bytes = config_.arena_bytes, .slots_max = arena.slots_max};
+  options.entries_max = entries;
+  options.fetch.fetch_delay = milliseconds(config_.fetch_delay_ms);
+  options.fetch.prefetch_hold = config_.hold;
+  options.writeback.admit = config_.admit;
+  options.writeback.queue_pages = config_.writeback_queue_pages;
+  options.handover.hold = config_.hold;
+  core_ = std::make_unique<host::Core>(options, *port_);
+  log_info("host", "arena made",
+           {{"bytes", arena_->bytes()}, {"slots", arena.slots_max}, {"prefault", config_.prefault}});
+  return {};
+}
+
+template <class M>
+void HostRole::take() {
+  daemon_->endpoint().on<M>([this](const net::Incoming& in, const M&) {
+    deliver(in, M::number, Bytes(in.body.begin(), in.body.end()));
+  });
+}
+
+Status HostRole::on_start(daemon::Daemon& daemon) {
+  loop::Loop& loop = daemon.loop();
+  product_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "host holds", [this] {
+    core_->on_time(now());
+    touched_ = true;
+  });
+  liveness_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "host leases", [this] {
+    core_->on_time(now());
+    touched_ = true;
+  });
+  loop.on_turn_end([this] {
+    if (touched_) turn();
+  });
+
+  take<wire::kv_prefetch>();
+  take<wire::kv_release>();
+  take<wire::kv_fetch>();
+  take<wire::kv_open>();
+  take<wire::kv_sealed>();
+  take<wire::kv_expect>();
+  take<wire::kv_handover>();
+  take<wire::handover_open>();
+  take<wire::handover_opened>();
+  take<wire::handover_sealed>();
+  take<wire::handover_ack>();
+  take<wire::kv_read_done>();
+  take<wire::kv_read_cancelled>();
+  take<wire::kv_put_done>();
+  take<wire::meta_planned>();
+  take<wire::meta_put_opened>();
+  take<wire::meta_put_committed>();
+  take<wire::meta_arena_resync>();
+  net::Endpoint& endpoint = daemon.endpoint();
+  endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
+  endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t generation) { peer_lost(id, generation); });
+  const auto address = daemon.listen();
+  if (!address) return address.error();
+  register_metrics(daemon.metrics());
+
+  net::Member self = daemon.self_member();
+  self.role = "host";
+  self.control = *address;
+  net::MetaClient::Events events;
+  events.registered = [this](const wire::meta_registered& registered) {
+    core_->set_self({std::string(daemon_->instance()), registered.generation});
+    arena_->set_generation(registered.generation);
+    listen_arena();
+  };
+  daemon.enroll(std::move(self), std::move(events));
+  return {};
+}
+
+void HostRole::listen_arena() {
+  transfer::ShmServer::Region region;
+  region.fd = arena_->fd();
+  region.bytes = arena_->bytes();
+  region.generation = arena_->generation();
+  region.instance = std::string(daemon_->instance());
+  transfer::ShmServer::Events events;
+  events.attached = [this](const wire::arena_hello& client) {
+    log_info("arena", "client attached", {{"peer", client.instance}, {"generation", client.generation}});
+    core_->on_attached({client.instance, client.generation});
+    touched_ = true;
+  };
+  events.detached = [this](const wire::arena_hello& client) {
+    log_info("arena", "client gone", {{"peer", client.instance}, {"generation", client.generation}});
+    core_->on_detached({client.instance, client.generation}, now());
+    touched_ = true;
+  };
+  auto socket =
+      transfer::ShmServer::listen(daemon_->loop(), daemon_->path("arena"), region, std::move(events));
+  if (!socket) return daemon_->fail(socket.error());
+  socket_ = *std::move(socket);
+  daemon_->ready();
+}
+
+// ---- Messages --------------------------------------------------------------------------------------------
+
+host::Now HostRole::now() const {
+  return {daemon_->loop().now(), daemon_->loop().monotonic_now()};
+}
+
+void HostRole::deliver(const net::Incoming& in, std::uint16_t number, Bytes body) {
+  const auto peer = peers_.find(in.from.id);
+  if (peer == peers_.end()) return;
+  wire::Envelope envelope;
+  envelope.peer = peer->second.instance;
+  envelope.peer_generation = in.from.generation;
+  envelope.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
+  envelope.number = number;
+  envelope.body = std::move(body);
+  touched_ = true;
+  if (number == wire::kv_fetch::number) {
+    switch (daemon::fault(daemon::FaultPoint::kvd_before_fetch)) {
+      case daemon::FaultAction::none:
+        break;
+      case daemon::FaultAction::drop:
+        return;
+      case daemon::FaultAction::delay:
+        delayed_.push_back({daemon_->loop().monotonic_now() + fault_delay, true, std::move(envelope)});
+        return;
+    }
+  }
+  core_->on_message(envelope, now());
+  if (number == wire::kv_sealed::number) daemon::fault(daemon::FaultPoint::kvd_after_sealed);
+}
+
+void HostRole::peer_up(const net::Member& member) {
+  const host::PeerKind kind = host::peer_kind(member.program, member.role);
+  const host::Peer peer{member.instance, member.generation};
+  peers_[member.id] = peer;
+  touched_ = true;
+  if (kind == host::PeerKind::rank && !member.layout.empty()) {
+    const auto layout = kv::Layout::decode(member.layout);
+    const Status taken = layout ? core_->set_layout(*layout) : Status(layout.error());
+    if (!taken.ok()) {
+      // Its pages would have other sizes than everybody else's: it gets no answers, and computes alone.
+      log_error("host", "layout refused", {{"peer", member.instance}, {"error", taken.error()}});
+      core_->on_peer_up(peer, host::PeerKind::other, now());
+      return;
+    }
+  }
+  core_->on_peer_up(peer, kind, now());
+}
+
+void HostRole::peer_lost(net::PeerId id, std::uint32_t generation) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second.generation != generation) return;
+  const host::Peer peer = std::move(found->second);
+  peers_.erase(found);
+  core_->on_peer_lost(peer, now());
+  touched_ = true;
+}
+
+void HostRole::turn() {
+  const host::Now at = now();
+  std::vector<Delayed> later;
+  for (Delayed& held : std::exchange(delayed_, {})) {
+    if (held.at > at.liveness) {
+      later.push_back(std::move(held));
+    } else if (held.incoming) {
+      core_->on_message(held.message, at);
+    } else {
+      send_now(held.message);
+    }
+  }
+  delayed_ = std::move(later);
+  core_->flush(at);
+  for (host::Outbox sent = core_->take_outgoing(); !sent.empty(); sent = core_->take_outgoing()) {
+    for (wire::Envelope& message : sent) send(std::move(message));
+    core_->flush(at);
+  }
+  touched_ = false;
+  host::Due due = core_->next_due();
+  for (const Delayed& held : delayed_) due.sooner_liveness(held.at);
+  product_timer_->start_at(due.product);
+  liveness_timer_->start_at(due.liveness);
+  const bool done = core_->writeback().pending() == 0 && core_->handovers().sources() == 0;
+  if (stopping_ && (done || !core_->store_reachable())) daemon_->stopped();
+}
+
+void HostRole::send(wire::Envelope message) {
+  daemon::FaultAction action = daemon::FaultAction::none;
+  if (message.number == wire::handover_sealed::number) {
+    action = daemon::fault(daemon::FaultPoint::kvd_before_handover_sealed);
+  } else if (message.number == wire::handover_ack::number) {
+    action = daemon::fault(daemon::FaultPoint::kvd_before_handover_ack);
+  } else if (message.number == wire::meta_put_commit::number) {
+    action = daemon::fault(daemon::FaultPoint::kvd_before_put_commit);
+  }
+  switch (action) {
+    case daemon::FaultAction::none:
+      return send_now(message);
+    case daemon::FaultAction::drop:
+      return;
+    case daemon::FaultAction::delay:
+      delayed_.push_back({daemon_->loop().monotonic_now() + fault_delay, false, std::move(message)});
+      return;
+  }
+}
+
+void HostRole::send_now(const wire::Envelope& message) {
+  if (message.peer == daemon_->instance()) {
+    core_->on_message(message, now());
+    return;
+  }
+  const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
+  if (peer == nullptr || peer->generation != message.peer_generation) return;
+  net::SendOptions options;
+  options.request = message.scope.request;
+  options.attempt = message.scope.attempt;
+  options.rank = message.scope.rank;
+  options.deadline_ms = message.scope.deadline_ms;
+  // A peer that is not up is lost: its event gives back what this message was about.
+  static_cast<void>(daemon_->endpoint().send_body(peer->id, message.number, message.body, options));
+}
+
+// ---- The end ---------------------------------------------------------------------------------------------
+
+void HostRole::on_stop(daemon::Daemon& daemon) {
+  // What clients hold ends with us.  Sealed pages still go to the store, and hand-overs to their end,
+  // unless there is no store to go to.
+  stopping_ = true;
+  if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
+  turn();
+}
+
+// ---- What is shown ---------------------------------------------------------------------------------------
+
+void HostRole::on_dump() {
+  const host::Pages& pages = core_->pages();
+  log_info("host", "state",
+           {{"pages", pages.all().size()},
+            {"free_bytes", pages.bytes_free()},
+            {"fetches", core_->fetches().fetches(host::FetchKind::fetch)},
+            {"reads", core_->fetches().reads()},
+            {"pending_writebacks", core_->writeback().pending()},
+            {"holds", core_->handovers().sources()},
+            {"expectations", core_->handovers().seats()}});
+  const Status status = core_->check();
+  if (!status.ok()) log_error("host", "books do not balance", {{"error", status.error()}});
+}
+
+class HostRole::Listing {
+ public:
+  Listing(loop::Loop& loop, const host::Pages& pages, daemon::Reply reply)
+      : pages_(pages),
+        reply_(std::move(reply)),
+        timer_(loop, loop::TimerKind::liveness, "show kv pages", [this] { go_on(); }) {
+    timer_.start_after(Duration{0});
+  }
+  [[nodiscard]] bool done() const { return done_; }
+
+ private:
+  void go_on() {
+    if (!reply_.wanted()) {
+      done_ = true;
+      return;
+    }
+    if (!reply_.accepts_more()) return timer_.start_after(look_again_after);
+    std::size_t rows = 0;
+    for (auto page = pages_.all().lower_bound(next_); page != pages_.all().end(); ++page) {
+      if (rows++ == page_rows_a_turn) {
+        next_ = page->first;
+        return timer_.start_after(Duration{0});
+      }
+      const host::Page& held = page->second;
+      daemon::Row row;
+      row.number("slot", page->first)
+          .number("page", held.number)
+          .text("state", host::page_state_name(held.state))
+          .number("blocks", held.blocks)
+          .number("bytes", held.place.bytes)
+          .number("groups", held.groups)
+          .number("pins", held.pins)
+          .number("owned_keys", held.owned)
+          .boolean("stored", held.stored)
+          .text("first_key", held.keys.empty() ? "" : held.keys.front().text())
+          .text("parent_key", held.parent.text());
+      reply_.row(row);
+    }
+    reply_.end();
+    done_ = true;
+  }
+
+  const host::Pages& pages_;
+  daemon::Reply reply_;
+  std::uint32_t next_ = 0;
+  bool done_ = false;
+  loop::Timer timer_;
+};
+
+bool HostRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+  std::erase_if(listings_, [](const auto& listing) { return listing->done(); });
+  if (words == std::vector<std::string>{"show", "kv"}) {
+    const host::Pages& pages = core_->pages();
+    std::uint64_t counts[4] = {};
+    std::uint64_t blocks = 0;
+    for (const auto& [slot, page] : pages.all()) {
+      ++counts[static_cast<std::size_t>(page.state)];
+      blocks += page.owned;
+    }
+    const std::uint64_t payload = pages.has_layout() ? pages.bytes_total() : config_.arena_bytes;
+    const std::uint64_t free = pages.has_layout() ? pages.bytes_free() : config_.arena_bytes;
+    daemon::Row row;
+    row.text("place", daemon_->instance())
+        .text("tier", "arena")
+        .number("pages", counts[static_cast<std::size_t>(host::PageState::sealed)])
+        .number("blocks", blocks)
+        .number("bytes", payload - free)
+        .number("payload_bytes", payload)
+        .number("evictable_bytes", pages.bytes_evictable())
+        .number("granted_pages", counts[static_cast<std::size_t>(host::PageState::granted)])
+        .number("filling_pages", counts[static_cast<std::size_t>(host::PageState::filling)])
+        .number("quarantined_pages", counts[static_cast<std::size_t>(host::PageState::quarantined)])
+        .number("clients", core_->attached_count())
+        .number("pending_writebacks", core_->writeback().pending());
+    reply.row(row);
+    reply.end();
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "kv", "holders"}) {
+    for (const host::Core::HolderRow& held : core_->holders()) {
+      daemon::Row row;
+      row.text("client", held.holder.client.instance)
+          .number("generation", held.holder.client.generation)
+          .text("request", held.holder.request.text())
+          .number("attempt", held.holder.attempt)
+          .number("pins", held.pins)
+          .number("grants", held.grants);
+      reply.row(row);
+    }
+    reply.end();
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "kv", "pages"}) {
+    listings_.push_back(std::make_unique<Listing>(daemon_->loop(), core_->pages(), std::move(reply)));
+    return true;
+  }
+  return false;
+}
+
+void HostRole::register_metrics(daemon::Metrics& metrics) {
+  const auto counter = [&](std::string_view name, std::string_view help, const std::uint64_t& cell,
+                           daemon::Metrics::Labels labels = {}) {
+    metrics.counter_from(
+        name, help, [&cell] { return cell; }, std::move(labels));
+  };
+  const host::Books& books = core_->fetches().books();
+  counter("di_kv_matched_blocks_total", "Blocks that requests asked for", books.matched);
+  counter("di_kv_fetched_blocks_total", "Matched blocks that were there, verified", books.fetched);
+  const std::string_view lost = "Matched blocks that were not there for their request";
+  const std::string_view reasons[] = {"evicted", "timeout", "checksum", "cancelled"};
+  for (std::size_t i = 0; i < books.lost.size(); ++i) {
+    counter("di_kv_lost_blocks_total", lost, books.lost[i], {{"reason", std::string(reasons[i])}});
+  }
+  counter("di_kv_swapped_blocks_total", "Fetched blocks whose request ended with them", books.swapped);
+  counter("di_kv_unused_blocks_total", "Fetched blocks whose request went away", books.unused);
+  const host::FetchCounters& fetch = core_->fetches().counters();
+  counter("di_kv_arena_blocks_total", "Matched blocks found in the arena", fetch.arena_blocks);
+  counter("di_kv_plans_total", "Plans asked of di-meta", fetch.plans);
+  counter("di_kv_plans_failed_total", "Plans without an answer", fetch.plans_failed);
+  counter("di_kv_plans_malformed_total", "Pages of plans that do not fit the layout", fetch.plans_malformed);
+  counter("di_kv_reads_total", "Pages asked of stores", fetch.reads);
+  counter("di_kv_read_bytes_total", "Bytes from stores, verified", fetch.read_bytes);
+  counter("di_kv_reads_failed_total", "Reads that failed or went silent", fetch.reads_failed);
+  counter("di_kv_reads_corrupt_total", "Reads whose bytes did not match the plan", fetch.reads_corrupt);
+  counter("di_kv_reads_cancelled_total", "Reads that nobody wanted any more", fetch.reads_cancelled);
+  counter("di_kv_prefetches_total", "Hints from routers", fetch.prefetches);
+  counter("di_kv_prefetched_blocks_total", "Blocks read because of a hint", fetch.prefetched_blocks);
+  const host::PageCounters& pages = core_->pages().counters();
+  counter("di_kv_pages_sealed_total", "Pages sealed by ranks", pages.sealed);
+  counter("di_kv_pages_filled_total", "Pages filled from stores", pages.filled);
+  counter("di_kv_pages_duplicate_total", "Sealed pages that brought no new block", pages.duplicates);
+  counter("di_kv_pages_evicted_total", "Pages thrown out for room", pages.evicted);
+  counter("di_kv_pages_quarantined_total", "Pages that waited for their writer to let go", pages.quarantined);
+  counter("di_kv_room_refused_total", "Requests for room that found none", pages.room_refused);
+  const host::WritebackCounters& back = core_->writeback().counters();
+  counter("di_kv_writebacks_queued_total", "Pages that were to be written to the store", back.queued);
+  counter("di_kv_writebacks_total", "Pages published in the store", back.written);
+  counter("di_kv_writeback_bytes_total", "Bytes published in the store", back.written_bytes);
+  counter("di_kv_writebacks_existed_total", "Pages that the store had already", back.existed);
+  counter("di_kv_writebacks_retried_total", "Write-backs tried again", back.retried);
+  const std::string_view dropped = "Pages not written to the store";
+  counter("di_kv_writebacks_dropped_total", dropped, back.dropped_full, {{"reason", "full"}});
+  counter("di_kv_writebacks_dropped_total", dropped, back.dropped_evicted, {{"reason", "evicted"}});
+  counter("di_kv_writebacks_dropped_total", dropped, back.dropped_failed, {{"reason", "failed"}});
+  const host::HandoverCounters& hand = core_->handovers().counters();
+  counter("di_kv_handovers_total", "Hand-overs begun here", hand.sources);
+  counter("di_kv_handovers_acknowledged_total", "Hand-overs acknowledged", hand.acknowledged);
+  counter("di_kv_handovers_failed_total", "Hand-overs that failed", hand.failed);
+  counter("di_kv_handovers_replaced_total", "Hand-overs to another seat instead", hand.replaced);
+  counter("di_kv_seats_total", "Seats expected here", hand.seats);
+  counter("di_kv_seats_refused_total", "Seats without room", hand.seats_refused);
+  counter("di_kv_seated_total", "Seats whose request arrived", hand.seated);
+  counter("di_kv_tails_corrupt_total", "Tails whose bytes did not match", hand.tails_corrupt);
+  counter("di_kv_holds_lapsed_total", "Holds that ended by time", hand.lapsed);
+  const host::CoreCounters& core = core_->counters();
+  counter("di_kv_messages_ignored_total", "Messages about what is gone, or from who may not send them",
+          core.ignored);
+  counter("di_kv_messages_malformed_total", "Messages that do not decode", core.malformed);
+  counter("di_kv_grants_refused_total", "kv_open without room", core.grants_refused);
+  counter("di_kv_seals_corrupt_total", "Sealed pages whose bytes did not match", core.seals_corrupt);
+  counter("di_kv_seals_invalid_total", "Sealed pages that do not fit", core.seals_invalid);
+  counter("di_kv_clients_lost_total", "Clients that went away holding something", core.clients_lost);
+  counter("di_kv_arena_deltas_total", "Reports to di-meta", core.deltas);
+  counter("di_kv_arena_snapshots_total", "Full reports to di-meta", core.snapshots);
+  metrics.gauge_from("di_kv_arena_free_bytes", "Free bytes of the arena", [this] {
+    return static_cast<std::int64_t>(core_->pages().has_layout() ? core_->pages().bytes_free()
+                                                                 : config_.arena_bytes);
+  });
+  metrics.gauge_from("di_kv_arena_evictable_bytes", "Bytes of cached pages that nobody holds",
+                     [this] { return static_cast<std::int64_t>(core_->pages().bytes_evictable()); });
+  metrics.gauge_from("di_kv_arena_clients", "Processes that map the arena",
+                     [this] { return static_cast<std::int64_t>(core_->attached_count()); });
+  const std::vector<host::Gauge> gauges = core_->gauges();
+  for (std::size_t i = 0; i < gauges.size(); ++i) {
+    metrics.held_from(gauges[i].name,
+                      [this, i] { return static_cast<std::int64_t>(core_->gauges()[i].count); });
+  }
+}
+
+}  // namespace di::kvd

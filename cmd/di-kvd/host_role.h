@@ -1,0 +1,89 @@
+// cmd/di-kvd/host_role.h: a di-kvd with role = "host": the arena of a compute host around host/core.h.
+//
+// Owner: the loop thread.  It owns the shared memory, the socket that hands it out, and the timers; the
+// core decides.  Checksums of what ranks seal and stores deliver are computed on this thread, one page
+// (about 1 MiB, 0.15 ms) per message.  Bounds: kv.arena_bytes; what the core bounds.
+//
+// Life: prepare makes the arena; start registers; once registered (the arena's generation is the
+// instance's) the arena socket listens and the daemon is ready; stop waits for pending write-backs and
+// hand-overs, at most drain.timeout.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/daemon.h"
+#include "host/core.h"
+#include "kv/arena.h"
+#include "transfer/shm.h"
+#include "wire/envelope.h"
+
+namespace di::kvd {
+
+struct HostConfig {
+  std::uint64_t arena_bytes = 0;
+  bool prefault = false;
+  std::uint32_t fetch_delay_ms = 0;
+  host::Admit admit = host::Admit::always;
+  std::uint32_t writeback_queue_pages = 0;
+  Duration hold{0};
+};
+// The rows of the host role, in table [kv].
+void host_params(config::Params& params, HostConfig& config);
+
+class HostRole final : public daemon::Program {
+ public:
+  explicit HostRole(const HostConfig& config);
+  ~HostRole() override;
+
+  Status on_prepare(daemon::Daemon& daemon) override;
+  Status on_start(daemon::Daemon& daemon) override;
+  void on_stop(daemon::Daemon& daemon) override;
+  // show kv, show kv pages, show kv holders.
+  bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
+  void on_dump() override;
+
+ private:
+  // host::ArenaPort on the real thing.
+  class Port;
+  // `show kv pages`: some rows a turn.
+  class Listing;
+
+  template <class M>
+  void take();
+  void deliver(const net::Incoming& in, std::uint16_t number, Bytes body);
+  void peer_up(const net::Member& member);
+  void peer_lost(net::PeerId id, std::uint32_t generation);
+  void listen_arena();
+  // The end of every turn that did something: sends, loops back, sets timers.
+  void turn();
+  void send(wire::Envelope message);
+  void send_now(const wire::Envelope& message);
+  [[nodiscard]] host::Now now() const;
+  void register_metrics(daemon::Metrics& metrics);
+
+  HostConfig config_;
+  daemon::Daemon* daemon_ = nullptr;
+  std::unique_ptr<kv::ArenaOwner> arena_;
+  std::unique_ptr<Port> port_;
+  std::unique_ptr<host::Core> core_;
+  std::unique_ptr<transfer::ShmServer> socket_;
+  std::unique_ptr<loop::Timer> product_timer_;
+  std::unique_ptr<loop::Timer> liveness_timer_;
+  std::map<net::PeerId, host::Peer> peers_;
+  struct Delayed {
+    Instant at;  // liveness time
+    bool incoming = false;
+    wire::Envelope message;
+  };
+  std::vector<Delayed> delayed_;  // by `fault.at = ...=delay`
+  std::vector<std::unique_ptr<Listing>> listings_;
+  bool touched_ = false;  // something happened in this turn
+  bool stopping_ = false;
+};
+
+}  // namespace di::kvd

@@ -1,0 +1,19 @@
+// cmd/di-kvd/kvd.h: one program, two roles: what both are configured by.
+#pragma once
+
+#include "daemon/daemon.h"
+#include "store_role.h"
+
+namespace di::kvd {
+
+enum class Role : std::uint8_t { store };
+
+struct Config {
+  daemon::CommonConfig common;
+  Role role = Role::store;
+  StoreConfig store;
+};
+void params(config::Params& params, Config& config);
+Status validate(const Config& config);
+
+}  // namespace di::kvd

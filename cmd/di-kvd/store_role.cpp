@@ -1,0 +1,332 @@
+#include "store_role.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <type_traits>
+
+#include "base/crypto.h"
+
+namespace di::kvd {
+
+using namespace config::literals;
+using daemon::FaultAction;
+using daemon::FaultPoint;
+
+namespace {
+
+// Longer than any answer is waited for, shorter than a test's patience.
+constexpr Duration fault_delay = milliseconds(1500);
+constexpr std::size_t delayed_max = 64;
+
+// Passes slot writes (meta data is single pages) through the fault point in their middle.
+class FaultDisk final : public store::Disk {
+ public:
+  explicit FaultDisk(std::unique_ptr<store::Disk> disk) : disk_(std::move(disk)) {}
+
+  [[nodiscard]] std::uint64_t bytes() const override { return disk_->bytes(); }
+  Status read(std::uint64_t offset, MutableByteView to) override { return disk_->read(offset, to); }
+  Status write(std::uint64_t offset, ByteView from) override {
+    if (from.size() <= store::disk_align_bytes) return disk_->write(offset, from);
+    const std::uint64_t half = align_up(from.size() / 2, store::disk_align_bytes);
+    DI_TRY(disk_->write(offset, from.first(half)));
+    daemon::fault(FaultPoint::store_mid_slot_write);
+    return disk_->write(offset + half, from.subspan(half));
+  }
+  Status flush() override { return disk_->flush(); }
+
+ private:
+  std::unique_ptr<store::Disk> disk_;
+};
+
+bool armed(std::string_view name) {
+  const std::vector<daemon::FaultState> states = daemon::fault_states();
+  return std::any_of(states.begin(), states.end(), [&](const daemon::FaultState& state) {
+    return state.name == name && !state.armed.empty();
+  });
+}
+
+}  // namespace
+
+void store_params(config::Params& params, StoreConfig& config) {
+  params.string("store.path", config.path, {.path = true, .help = "the volume's file; empty: RUNDIR/INSTANCE.volume"});
+  params.size("store.capacity", config.capacity_bytes,
+              {.def = 256_MiB,
+               .min = 1_MiB,
+               .help = "length of a volume that is made; taken from the file system at once"});
+  params.size("store.segment_bytes", config.segment_bytes,
+              {.def = 4_MiB, .min = 16_KiB, .max = 2_GiB, .help = "segment of a volume that is made"});
+  params.boolean(
+      "store.prewrite", config.prewrite,
+      {.help = "write every byte of a volume that is made once, so that later writes never allocate"});
+  params.choice<Durability>(
+      "store.durability", config.durability,
+      {{Durability::standard, "standard"}, {Durability::strict, "strict"}},
+      {.def = Durability::standard,
+       .help = "a put is acknowledged after its write (flushed within 100 ms), or after the flush"});
+  params.integer("store.io_threads", config.io_threads,
+                 {.def = 4, .min = 1, .max = 256, .help = "threads that read; one more writes"});
+}
+
+Status store_validate(const StoreConfig& config) {
+  if (const auto geometry = store::Geometry::of(config.capacity_bytes, config.segment_bytes); !geometry) {
+    return Error{Code::invalid, 0, "store.capacity and store.segment_bytes: " + geometry.error().message};
+  }
+  return {};
+}
+
+// Under another name until it is whole: a kill in between leaves nothing that looks like a volume.
+Result<store::DiskFile> StoreRole::make_volume() const {
+  const std::string fresh = config_.path + ".new";
+  ::unlink(fresh.c_str());
+  Result<store::DiskFile> made = store::disk_create(fresh, config_.capacity_bytes, config_.prewrite);
+  if (!made) return made.error();
+  store::Volume::FormatOptions options;
+  options.segment_bytes = config_.segment_bytes;
+  random_bytes(options.uuid);
+  if (Status formatted = store::Volume::format(*made->disk, options); !formatted.ok())
+    return formatted.error();
+  if (std::rename(fresh.c_str(), config_.path.c_str()) != 0) return errno_error("rename " + fresh);
+  log_info("store", "volume made", {{"path", config_.path}, {"bytes", config_.capacity_bytes}});
+  return made;
+}
+
+Status StoreRole::on_prepare(daemon::Daemon& daemon) {
+  if (config_.path.empty()) config_.path = daemon.path("volume");
+  Result<store::DiskFile> file = store::disk_open(config_.path);
+  if (!file && file.error().code == Code::not_found) file = make_volume();
+  if (!file) return file.error();
+  Result<std::unique_ptr<store::Volume>> volume = store::Volume::open(*file->disk);
+  if (!volume) return volume.error().in(config_.path);
+  const store::Geometry& geometry = (*volume)->geometry();
+  if (geometry.volume_bytes != config_.capacity_bytes || geometry.segment_bytes != config_.segment_bytes) {
+    return Error{Code::invalid, 0,
+                 config_.path + ": was made with store.capacity of " + std::to_string(geometry.volume_bytes) +
+                     " bytes and store.segment_bytes = " + std::to_string(geometry.segment_bytes) +
+                     ": configure these, or remove the file to make a new volume"};
+  }
+  direct_ = file->direct;
+  if (!direct_) log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", config_.path}});
+  const store::Volume::Stats stats = (*volume)->stats();
+  log_info("store", "volume open",
+           {{"path", config_.path},
+            {"slots", stats.slots_live},
+            {"bytes", stats.payload_bytes_live},
+            {"recovered", stats.recovered_by_header},
+            {"torn", stats.dropped_torn},
+            {"epoch", stats.epoch}});
+  disk_ = std::move(file->disk);
+  volume_ = *std::move(volume);
+  return {};
+}
+
+Status StoreRole::on_start(daemon::Daemon& daemon) {
+  daemon_ = &daemon;
+  if (armed("store_mid_slot_write")) disk_ = std::make_unique<FaultDisk>(std::move(disk_));
+  store::Server::Options options;
+  options.self.instance = daemon.instance();
+  options.run_dir = daemon.config().run_dir;
+  options.io_threads = config_.io_threads;
+  options.strict = config_.durability == Durability::strict;
+  store::Server::Hooks hooks;
+  hooks.send = [this](const wire::Envelope& message) { send(message); };
+  hooks.put_written = [this](std::function<void()> answer) { put_written(std::move(answer)); };
+  if (armed("kvd_mid_segment")) hooks.mid_segment = [] { daemon::fault(FaultPoint::kvd_mid_segment); };
+  server_ = std::make_unique<store::Server>(daemon.loop(), std::move(disk_), std::move(volume_),
+                                            std::move(options), std::move(hooks));
+  register_metrics(daemon.metrics());
+
+  net::Endpoint& endpoint = daemon.endpoint();
+  const auto take = [&]<class M>(std::type_identity<M>) {
+    endpoint.on<M>([this](const net::Incoming& in, const M&) { deliver(in, M::number); });
+  };
+  take(std::type_identity<wire::kv_read>{});
+  take(std::type_identity<wire::kv_read_cancel>{});
+  take(std::type_identity<wire::kv_put>{});
+  take(std::type_identity<wire::kv_free>{});
+  take(std::type_identity<wire::meta_inventory_ack>{});
+  endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
+  endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
+  if (const auto bound = daemon.listen(); !bound) return bound.error();
+
+  net::Member self = daemon.self_member();
+  self.role = "store";
+  net::MetaClient::Events events;
+  events.registered = [this](const wire::meta_registered& answer) {
+    server_->set_self({std::string(daemon_->instance()), answer.generation});
+    daemon_->ready();
+  };
+  events.members = [this](const std::vector<net::Member>& members) {
+    for (const net::Member& member : members) {
+      if (member.layout.empty()) continue;
+      if (const auto layout = kv::Layout::decode(member.layout)) server_->learn_layout(*layout);
+    }
+  };
+  daemon.enroll(std::move(self), std::move(events));
+  return {};
+}
+
+void StoreRole::on_stop(daemon::Daemon& daemon) {
+  if (!server_) return daemon.stopped();
+  server_->stop([this] {
+    if (net::MetaClient* meta = daemon_->meta()) meta->set_state(2);
+    daemon_->stopped();
+  });
+}
+
+// ---- peers and messages
+
+void StoreRole::peer_up(const net::Member& member) {
+  peers_[member.id] = member;
+  const store::Peer peer{member.instance, member.generation};
+  if (member.program == "di-meta") {
+    server_->meta_up(peer);
+  } else if (member.program == "di-kvd" && member.role == "host") {
+    server_->host_up(peer, member.host == daemon_->endpoint().self().host);
+  }
+}
+
+void StoreRole::peer_lost(net::PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  const store::Peer peer{found->second.instance, found->second.generation};
+  if (found->second.program == "di-meta") {
+    server_->meta_lost(peer);
+  } else {
+    server_->host_lost(peer);
+  }
+  peers_.erase(found);
+}
+
+void StoreRole::deliver(const net::Incoming& in, std::uint16_t number) {
+  const auto found = peers_.find(in.from.id);
+  if (found == peers_.end()) return;
+  // Only di-meta frees and answers inventories, only hosts read and put.
+  const bool for_meta = number == wire::kv_free::number || number == wire::meta_inventory_ack::number;
+  if (for_meta != (found->second.program == "di-meta")) return;
+  wire::Envelope message;
+  message.peer = found->second.instance;
+  message.peer_generation = in.from.generation;
+  message.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
+  message.number = number;
+  message.body.assign(in.body.begin(), in.body.end());
+  server_->on_message(message);
+}
+
+void StoreRole::send(const wire::Envelope& message) {
+  const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
+  if (peer == nullptr || peer->generation != message.peer_generation) return;
+  net::SendOptions options;
+  options.request = message.scope.request;
+  options.attempt = message.scope.attempt;
+  options.rank = message.scope.rank;
+  // A peer that is not up any more was reported lost, or will be.
+  static_cast<void>(daemon_->endpoint().send_body(peer->id, message.number, message.body, options));
+}
+
+void StoreRole::put_written(std::function<void()> answer) {
+  switch (daemon::fault(FaultPoint::store_after_slot_write)) {
+    case FaultAction::none:
+      return answer();
+    case FaultAction::drop:
+      return;
+    case FaultAction::delay:
+      if (delayed_.size() >= delayed_max) return answer();
+      delayed_.push_back(std::make_unique<loop::Timer>(daemon_->loop(), loop::TimerKind::liveness,
+                                                       "delayed answer", std::move(answer)));
+      delayed_.back()->start_after(fault_delay);
+  }
+}
+
+// ---- what can be seen
+
+void StoreRole::register_metrics(daemon::Metrics& metrics) {
+  const store::ServerCounters& c = server_->counters();
+  const auto counter = [&](std::string_view name, std::string_view help, const std::uint64_t& cell,
+                           daemon::Metrics::Labels labels = {}) {
+    metrics.counter_from(
+        name, help, [&cell] { return cell; }, std::move(labels));
+  };
+  const std::string_view reads = "Reads of columns into arenas";
+  counter("di_store_reads_total", reads, c.reads, {{"outcome", "done"}});
+  counter("di_store_reads_total", reads, c.reads_not_found, {{"outcome", "not_found"}});
+  counter("di_store_reads_total", reads, c.reads_corrupt, {{"outcome", "corrupt"}});
+  counter("di_store_reads_total", reads, c.reads_io, {{"outcome", "io"}});
+  counter("di_store_reads_total", reads, c.reads_refused, {{"outcome", "refused"}});
+  counter("di_store_reads_total", reads, c.reads_cancelled, {{"outcome", "cancelled"}});
+  counter("di_store_read_bytes", "Payload bytes read into arenas", c.read_bytes);
+  const std::string_view puts = "Writes of columns to the volume";
+  counter("di_store_puts_total", puts, c.puts, {{"outcome", "done"}});
+  counter("di_store_puts_total", puts, c.puts_no_space, {{"outcome", "no_space"}});
+  counter("di_store_puts_total", puts, c.puts_io, {{"outcome", "io"}});
+  counter("di_store_puts_total", puts, c.puts_corrupt, {{"outcome", "corrupt"}});
+  counter("di_store_puts_total", puts, c.puts_refused, {{"outcome", "refused"}});
+  counter("di_store_put_bytes", "Payload bytes written", c.put_bytes);
+  counter("di_store_columns_freed_total", "Columns freed for di-meta", c.columns_freed);
+  counter("di_store_inventories_total", "Inventories that di-meta took to the end", c.inventories);
+  counter("di_store_slots_dropped_total", "Slots whose header could not be read", c.slots_dropped);
+  counter("di_store_syncs_total", "Flushes with the tables written behind", c.syncs);
+  metrics.histogram_from("di_store_read_us", "From kv_read to its last answer", server_->read_us());
+  metrics.histogram_from("di_store_put_us", "From kv_put to its answer", server_->put_us());
+  const auto gauge = [&](std::string_view name, std::string_view help, auto member) {
+    metrics.gauge_from(
+        name, help, [this, member] { return static_cast<std::int64_t>(server_->volume().stats().*member); });
+  };
+  using Stats = store::Volume::Stats;
+  gauge("di_store_slots", "Live slots", &Stats::slots_live);
+  gauge("di_store_payload_bytes", "Payload bytes of live slots", &Stats::payload_bytes_live);
+  gauge("di_store_slot_bytes", "Bytes that live slots occupy", &Stats::slot_bytes_live);
+  gauge("di_store_capacity_bytes", "Bytes of all segments", &Stats::bytes_total);
+  gauge("di_store_slots_bad", "Slots not used any more because a write failed", &Stats::slots_bad);
+  gauge("di_store_segments_open", "Segments whose headers a restart would read", &Stats::segments_open);
+  metrics.gauge_from("di_store_broken", "1 when a write of the tables failed and puts are refused",
+                     [this] { return server_->volume().broken() ? 1 : 0; });
+  metrics.gauge_from("di_store_io_pending", "Disk tasks queued or running",
+                     [this] { return static_cast<std::int64_t>(server_->io_pending()); });
+  metrics.held_from("reads", [this] { return static_cast<std::int64_t>(server_->transfers()); });
+  metrics.held_from("puts", [this] { return static_cast<std::int64_t>(server_->puts()); });
+  metrics.held_from("slots_reading",
+                    [this] { return static_cast<std::int64_t>(server_->volume().stats().reading); });
+}
+
+bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+  if (!server_ || words != std::vector<std::string>{"show", "kv"}) return false;
+  const store::Volume::Stats stats = server_->volume().stats();
+  daemon::Row row;
+  row.number("volume", store::Server::volume_number)
+      .text("path", config_.path)
+      .text("state", server_->volume().broken() ? "broken" : "up")
+      .boolean("direct", direct_)
+      .number("slots", stats.slots_live)
+      .number("payload_bytes", stats.payload_bytes_live)
+      .number("slot_bytes", stats.slot_bytes_live)
+      .number("capacity_bytes", stats.bytes_total)
+      .number("segments", stats.segments)
+      .number("segments_bound", stats.segments_bound)
+      .number("segments_open", stats.segments_open)
+      .number("slots_bad", stats.slots_bad)
+      .number("reads", server_->transfers())
+      .number("puts", server_->puts())
+      .number("arenas", server_->arenas())
+      .boolean("inventory", server_->inventory_running())
+      .number("epoch", stats.epoch);
+  reply.row(row);
+  reply.end();
+  return true;
+}
+
+void StoreRole::on_dump() {
+  if (!server_) return;
+  const store::Volume::Stats stats = server_->volume().stats();
+  log_info("store", "state",
+           {{"slots", stats.slots_live},
+            {"bytes", stats.payload_bytes_live},
+            {"segments_open", stats.segments_open},
+            {"reads", server_->transfers()},
+            {"puts", server_->puts()},
+            {"arenas", server_->arenas()}});
+}
+
+}  // namespace di::kvd
