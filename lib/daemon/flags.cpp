@@ -66,7 +66,8 @@ ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilo
   CLI::App app("di-ctl asks and steers the daemons of a fleet", "di-ctl");
   app.set_help_flag("-h,--help", "print this and exit");
   app.set_version_flag("-V,--version", version_line("di-ctl"), "print the version and exit");
-  app.add_option("-r", flags.run_dir, "run directory of the fleet (default /run/di)")->type_name("RUNDIR");
+  app.add_option("-r", flags.run_dir, "run directory of the fleet (default /run/di if it exists, else run)")
+      ->type_name("RUNDIR");
   app.add_option("-d", flags.instance, "only this instance (default: all)")->type_name("INSTANCE");
   app.add_flag("-j", flags.json, "JSON lines instead of text");
   app.add_option("words", flags.words, "command")->type_name("WORD");
@@ -74,6 +75,7 @@ ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilo
   app.prefix_command(false);
   app.footer(epilog);
   parse_or_exit(app, argc, argv);
+  if (flags.run_dir.empty()) flags.run_dir = ::access("/run/di", F_OK) == 0 ? "/run/di" : "run";
   return flags;
 }
 

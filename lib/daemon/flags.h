@@ -11,7 +11,7 @@
 namespace di::daemon {
 
 struct ControlFlags {
-  std::string run_dir = "/run/di";
+  std::string run_dir;             // -r; /run/di when that exists, else run
   std::string instance;            // -d; empty: all
   bool json = false;               // -j
   std::vector<std::string> words;  // the command

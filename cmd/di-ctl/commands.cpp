@@ -1,0 +1,259 @@
+#include "commands.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "daemon/control.h"
+#include "daemon/exit.h"
+#include "fleet.h"
+#include "output.h"
+
+namespace di::ctl {
+
+namespace {
+
+// What is asked is at hand; what is steered may have to wait for streams to end.
+constexpr Duration show_silence_max = seconds(15);
+constexpr Duration act_silence_max = std::chrono::minutes(10);
+
+constexpr Command table[] = {
+    {"show fleet", "", Scope::each, "instances, as di-meta knows them"},
+    {"show status", "", Scope::each, "each instance by itself"},
+    {"show peers", "", Scope::each, "who is connected to whom"},
+    {"show requests", "", Scope::each, "requests in flight and just ended"},
+    {"show ranks", "", Scope::each, "ranks with their credit and load"},
+    {"show kv", "[pages]", Scope::each, "what the cache holds, by place"},
+    {"show config", "", Scope::each, "parameters and their values"},
+    {"show metrics", "", Scope::each, "every counter, gauge and histogram"},
+    {"show gauges", "", Scope::each, "things acquired and not yet given back"},
+    {"show faults", "", Scope::each, "fault points, their hits and what is armed"},
+    {"explain", "ID", Scope::first, "the life of one request"},
+    {"drain", "INSTANCE", Scope::named, "take no new work, finish what runs"},
+    {"resume", "INSTANCE", Scope::named, "take work again"},
+    {"reload", "", Scope::each, "read the configuration again"},
+    {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},
+    {"clock advance", "MS", Scope::each, "move product time (clock.manual) and run what becomes due"},
+    {"fleet", "CONFDIR", Scope::local, ""},
+    {"ready", "ADDRESS", Scope::local, ""},
+};
+
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> words;
+  while (!text.empty()) {
+    const std::size_t blank = text.find(' ');
+    words.emplace_back(text.substr(0, blank));
+    if (blank == std::string_view::npos) break;
+    text.remove_prefix(blank + 1);
+  }
+  return words;
+}
+
+int usage(const std::string& message) {
+  std::fprintf(stderr, "di-ctl: %s (di-ctl -h lists the commands)\n", message.c_str());
+  return daemon::exit_usage;
+}
+
+// Writes short words out in full where only one command fits.
+std::vector<std::string> expanded(std::vector<std::string> words) {
+  for (std::size_t at = 0; at < words.size(); ++at) {
+    std::vector<std::string> fits;
+    for (const Command& command : table) {
+      const std::vector<std::string> known = split(command.words);
+      if (command.help.empty() || at >= known.size() || !known[at].starts_with(words[at])) continue;
+      if (!std::equal(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(at), known.begin()))
+        continue;
+      if (std::find(fits.begin(), fits.end(), known[at]) == fits.end()) fits.push_back(known[at]);
+    }
+    if (fits.size() != 1) break;
+    words[at] = fits.front();
+  }
+  return words;
+}
+
+// The command whose words these begin with; the longest.
+const Command* find(const std::vector<std::string>& words) {
+  const Command* best = nullptr;
+  std::size_t best_count = 0;
+  for (const Command& command : table) {
+    const std::vector<std::string> known = split(command.words);
+    if (known.size() > words.size() || known.size() <= best_count) continue;
+    if (!std::equal(known.begin(), known.end(), words.begin())) continue;
+    best = &command;
+    best_count = known.size();
+  }
+  return best;
+}
+
+bool arguments_fit(const Command& command, std::size_t count) {
+  std::size_t needed = 0;
+  std::size_t allowed = 0;
+  for (const std::string& argument : split(command.arguments)) {
+    ++allowed;
+    if (!argument.starts_with("[")) ++needed;
+  }
+  return count >= needed && count <= allowed;
+}
+
+// Instances with a control socket, in the order they depend on each other, so that an advance of
+// the clock reaches the servers before their callers.
+std::vector<std::string> instances_in(const std::string& run_dir) {
+  static constexpr std::string_view order[] = {"di-meta.",    "di-kvd.store", "di-kvd.",
+                                               "di-prefill.", "di-decode.",   "di-router."};
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(run_dir, error)) {
+    if (entry.path().extension() == ".ctl") names.push_back(entry.path().stem().string());
+  }
+  const auto rank = [](const std::string& name) {
+    std::size_t i = 0;
+    while (i < std::size(order) && !name.starts_with(order[i])) ++i;
+    return i;
+  };
+  std::sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+    return std::make_pair(rank(a), a) < std::make_pair(rank(b), b);
+  });
+  return names;
+}
+
+struct Answer {
+  Status status;
+  std::string instance;
+};
+
+class Session {
+ public:
+  Session(const daemon::ControlFlags& flags, Output& output) : flags_(flags), output_(output) {}
+
+  Status ask(const std::string& instance, const std::vector<std::string>& words) {
+    Result<daemon::ControlClient> client =
+        daemon::ControlClient::connect(flags_.run_dir + "/" + instance + ".ctl", "di-ctl");
+    if (!client) {
+      Error error = client.error();
+      // A socket file that a killed process left behind.
+      if (error.os_errno == ECONNREFUSED || error.code == Code::not_found) {
+        error.code = Code::unreachable;
+        error.message = "not running";
+      }
+      return error;
+    }
+    const bool shows = words.front() == "show" || words.front() == "explain";
+    return client->request(
+        words, [&](const wire::ctl_row& row) { output_.row(instance, row); },
+        shows ? show_silence_max : act_silence_max);
+  }
+
+ private:
+  const daemon::ControlFlags& flags_;
+  Output& output_;
+};
+
+void complain(const std::string& instance, const Error& error) {
+  std::fprintf(stderr, "di-ctl: %s: %s\n", instance.c_str(), error.message.c_str());
+}
+
+// Asks all; the command succeeded when one answered and none failed in earnest.
+int ask_each(Session& session, const std::vector<std::string>& instances,
+             const std::vector<std::string>& words, bool one) {
+  const bool shows = words.front() == "show";
+  int answered = 0;
+  int failed = 0;
+  std::vector<Answer> passed_over;
+  for (const std::string& instance : instances) {
+    const Status status = session.ask(instance, words);
+    if (status.ok()) {
+      ++answered;
+      continue;
+    }
+    const Code code = status.error().code;
+    if (!one && code == Code::unsupported) {
+      passed_over.push_back({status, instance});
+      continue;
+    }
+    complain(instance, status.error());
+    // A dead instance has nothing to show, and that is no failure of the listing.
+    if (one || !shows || code != Code::unreachable) ++failed;
+  }
+  if (answered == 0 && failed == 0 && !passed_over.empty()) {
+    complain(passed_over.front().instance, passed_over.front().status.error());
+  }
+  return answered > 0 && failed == 0 ? daemon::exit_ok : daemon::exit_failure;
+}
+
+int ask_first(Session& session, const std::vector<std::string>& instances,
+              const std::vector<std::string>& words) {
+  Error last{Code::not_found, 0, "nobody answers"};
+  std::string who = "fleet";
+  for (const std::string& instance : instances) {
+    const Status status = session.ask(instance, words);
+    if (status.ok()) return daemon::exit_ok;
+    if (status.error().code == Code::unsupported) continue;
+    last = status.error();
+    who = instance;
+  }
+  complain(who, last);
+  return daemon::exit_failure;
+}
+
+}  // namespace
+
+std::span<const Command> commands() {
+  return table;
+}
+
+std::string command_list() {
+  std::string text = "Commands:\n";
+  for (const Command& command : table) {
+    if (command.help.empty()) continue;
+    std::string left = "  " + std::string(command.words);
+    if (!command.arguments.empty()) left += " " + std::string(command.arguments);
+    left.resize(std::max<std::size_t>(left.size() + 1, 26), ' ');
+    text += left + std::string(command.help) + "\n";
+  }
+  return text;
+}
+
+int run(const daemon::ControlFlags& flags, bool interactive) {
+  if (flags.words.empty()) return usage("no command");
+  const std::vector<std::string> words = interactive && !flags.json ? expanded(flags.words) : flags.words;
+  const Command* command = find(words);
+  // A daemon may list what this di-ctl has no row for.
+  static constexpr Command listing{"show", "WHAT [MORE]", Scope::each, ""};
+  if (command == nullptr && words.front() == "show") command = &listing;
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + word;
+  if (command == nullptr) return usage("unknown command '" + line + "'");
+  const std::size_t fixed = split(command->words).size();
+  if (!arguments_fit(*command, words.size() - fixed)) {
+    return usage("'" + line + "': want " + std::string(command->words) + " " +
+                 std::string(command->arguments));
+  }
+  if (command->scope == Scope::local) {
+    return words.front() == "fleet" ? print_fleet(words[1]) : probe_ready(words[1]);
+  }
+
+  const std::unique_ptr<Output> output = flags.json ? make_json_output() : make_text_output();
+  Session session(flags, *output);
+  if (command->scope == Scope::named) {
+    const std::string& instance = words.back();
+    const std::vector<std::string> request(words.begin(), words.end() - 1);
+    const Status status = session.ask(instance, request);
+    output->end();
+    if (status.ok()) return daemon::exit_ok;
+    complain(instance, status.error());
+    return daemon::exit_failure;
+  }
+  const std::vector<std::string> instances =
+      flags.instance.empty() ? instances_in(flags.run_dir) : std::vector<std::string>{flags.instance};
+  if (instances.empty()) {
+    std::fprintf(stderr, "di-ctl: nothing runs in %s\n", flags.run_dir.c_str());
+    return daemon::exit_failure;
+  }
+  const int status = command->scope == Scope::first
+                         ? ask_first(session, instances, words)
+                         : ask_each(session, instances, words, !flags.instance.empty());
+  output->end();
+  return status;
+}
+
+}  // namespace di::ctl

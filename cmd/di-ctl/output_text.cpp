@@ -1,0 +1,64 @@
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <vector>
+
+#include "output.h"
+
+namespace di::ctl {
+
+namespace {
+
+// A field may be cut by awk at any blank or tab.
+std::string field(std::string_view value) {
+  std::string text(value.empty() ? "-" : value);
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20; }, ' ');
+  return text;
+}
+
+class TextOutput final : public Output {
+ public:
+  void row(std::string_view instance, const wire::ctl_row& row) override {
+    std::map<std::string, std::string> values;
+    const auto put = [&](const std::string& name, std::string_view value) {
+      if (std::find(columns_.begin(), columns_.end(), name) == columns_.end()) columns_.push_back(name);
+      values[name] = value;
+    };
+    put("instance", instance);
+    for (const wire::ControlColumn& column : row.columns) put(column.name, column.value);
+    rows_.push_back(std::move(values));
+    if (rows_.size() >= output_rows_max) end();
+  }
+
+  void end() override {
+    if (rows_.empty()) return;
+    std::string text;
+    for (const std::string& name : columns_) text += (text.empty() ? "" : "\t") + name;
+    text += '\n';
+    for (const auto& values : rows_) {
+      bool first = true;
+      for (const std::string& name : columns_) {
+        const auto found = values.find(name);
+        if (!first) text += '\t';
+        first = false;
+        text += field(found == values.end() ? "" : found->second);
+      }
+      text += '\n';
+    }
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    rows_.clear();
+  }
+
+ private:
+  std::vector<std::string> columns_;
+  std::vector<std::map<std::string, std::string>> rows_;
+};
+
+}  // namespace
+
+std::unique_ptr<Output> make_text_output() {
+  return std::make_unique<TextOutput>();
+}
+
+}  // namespace di::ctl
