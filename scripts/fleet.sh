@@ -1,9 +1,11 @@
+# shellcheck shell=bash
 # fleet.sh: what di-up and di-down share.  Sourced, never run.
 #
 # A run directory holds INSTANCE.pid (locked by the daemon), INSTANCE.log, the sockets, the key, and
 # .up/ with what only these scripts need: INSTANCE.ready, INSTANCE.exit and supervisor.pid.
 
 # Between two looks at something that is awaited.
+# shellcheck disable=SC2034 # di-up reads it too
 look_s=0.02
 
 # True while process $1 exists and is no zombie.
