@@ -1,0 +1,204 @@
+"""di-up, di-down and di-ctl: starting, supervising, asking and stopping a fleet as a whole."""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from fleet import BIN, PATIENCE, SOURCE, Fleet, main, wait_for  # noqa: E402
+
+INSTANCES = ["di-decode.0", "di-kvd.host0", "di-kvd.store0", "di-meta.0", "di-prefill.0", "di-router.0"]
+
+
+def processes_of(run):
+    """Command lines that name this run directory, zombies not counted."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if f"run.dir={run}" in words or (str(run) in words and "--supervisor" in words):
+            found.append(f"{entry.name}: {' '.join(words)[:100]}")
+    return found
+
+
+def script_run(fleet, name, *arguments):
+    return subprocess.run([str(SOURCE / "scripts" / name), *arguments], cwd=SOURCE, env=fleet.environment(),
+                          capture_output=True, text=True, timeout=120 * PATIENCE)
+
+
+def ctl(fleet, *arguments):
+    return subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), *arguments], capture_output=True, text=True,
+                          timeout=60 * PATIENCE)
+
+
+def up_again(fleet, *arguments):
+    return subprocess.run([*fleet.command(), *arguments], cwd=SOURCE, env=fleet.environment(), capture_output=True,
+                          text=True, timeout=120 * PATIENCE)
+
+
+def up_is_idempotent_and_starts_what_is_missing():
+    with Fleet() as fleet:
+        assert fleet.instances() == INSTANCES, fleet.instances()
+        pids = {i: fleet.pid(i) for i in INSTANCES}
+        key = (fleet.run / "key").read_text()
+        assert re.fullmatch(r"sk-di-[A-Za-z0-9_-]{8}-[A-Za-z0-9_-]{43}\n", key), key
+        assert (fleet.run / "key").stat().st_mode & 0o777 == 0o600
+        again = up_again(fleet)
+        assert again.returncode == 0 and again.stdout == f"ready http://{fleet.address[0]}:{fleet.address[1]}\n", again
+        assert {i: fleet.pid(i) for i in INSTANCES} == pids
+        dead = fleet.kill("di-decode.0")
+        wait_for(lambda: not fleet.alive("di-decode.0"), "the end of di-decode.0")
+        fleet.up()
+        assert fleet.pid("di-decode.0") != dead
+        assert {i: fleet.pid(i) for i in INSTANCES if i != "di-decode.0"} == {
+            i: p for i, p in pids.items() if i != "di-decode.0"}
+        assert (fleet.run / "key").read_text() == key
+        down = script_run(fleet, "di-down", "-r", str(fleet.run))
+        assert down.returncode == 0, down
+        assert processes_of(fleet.run) == []
+        assert script_run(fleet, "di-down", "-r", str(fleet.run)).returncode == 0, "nothing to stop is no error"
+
+
+def supervisor_restarts_what_dies_and_can_be_replaced():
+    with Fleet(supervise=True) as fleet:
+        def restarted(instance):
+            dead = fleet.kill(instance)
+            start = time.monotonic()
+            wait_for(lambda: fleet.pid(instance) != dead and fleet.alive(instance), f"{instance} to live again")
+            print(f"{instance} lives again after {(time.monotonic() - start) * 1000:.0f} ms")
+            wait_for(lambda: ctl(fleet, "-d", instance, "show", "status").returncode == 0, f"{instance} to answer")
+
+        restarted("di-decode.0")
+        restarted("di-kvd.host0")
+        # What the next supervisor finds running is supervised too.
+        supervisor = int((fleet.run / ".up" / "supervisor.pid").read_text())
+        os.kill(supervisor, signal.SIGKILL)
+        wait_for(lambda: not pathlib.Path(f"/proc/{supervisor}").exists(), "the end of the supervisor")
+        pids = {i: fleet.pid(i) for i in INSTANCES}
+        assert up_again(fleet).returncode == 0
+        wait_for(lambda: int((fleet.run / ".up" / "supervisor.pid").read_text()) != supervisor, "another supervisor")
+        assert {i: fleet.pid(i) for i in INSTANCES} == pids
+        restarted("di-meta.0")
+        fleet.down()
+        assert processes_of(fleet.run) == []
+
+
+def down_kills_what_does_not_stop():
+    with Fleet() as fleet:
+        fleet.kill("di-decode.0", signal.SIGSTOP)
+        fleet.kill("di-router.0", signal.SIGKILL)
+        down = script_run(fleet, "di-down", "-r", str(fleet.run), "-t", "3")
+        assert down.returncode == 0, down
+        assert processes_of(fleet.run) == []
+
+
+def failed_start_is_one_error_and_leaves_nothing():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for supervise in (False, True):
+            fleet = Fleet(expect_failure=True, supervise=supervise,
+                          overrides=[f"di-router:http.listen=127.0.0.1:{port}"])
+            done = up_again(fleet)
+            assert done.returncode == 1, done
+            assert done.stdout == "", done.stdout
+            lines = done.stderr.splitlines()
+            assert len(lines) == 1 and lines[0].startswith("di-up: di-router.0: ") and "in use" in lines[0], done.stderr
+            assert processes_of(fleet.run) == []
+            fleet.close()
+
+
+def wrong_configuration_is_found_before_anything_starts():
+    fleet = Fleet(expect_failure=True, overrides=["di-kvd:bogus=1"])
+    done = up_again(fleet)
+    assert done.returncode == 78 and done.stderr == "di-kvd: -o bogus=1: unknown key 'bogus'\n", done
+    assert list(fleet.run.glob("*.log")) == []
+    done = up_again(fleet, "-o", "di-vision:a=1")
+    assert done.returncode == 64 and "the fleet has no di-vision" in done.stderr, done
+    with tempfile.TemporaryDirectory() as conf:
+        (pathlib.Path(conf) / "fleet.toml").write_text('[[instance]]\nprogram = "di-meta"\nnmae = "1"\n')
+        done = script_run(fleet, "di-up", "-c", conf, "-r", str(fleet.run))
+        assert done.returncode == 78 and done.stderr == f"di-up: {conf}/fleet.toml:3:1: unknown key 'nmae'\n", done
+    fleet.close()
+
+
+def overrides_reach_an_instance_or_a_program():
+    with Fleet(overrides=["di-kvd:log.level=debug", "di-kvd.host0:net.rack=r1"]) as fleet:
+        values = {(r["instance"], r["key"]): r["value"] for r in fleet.ctl("show", "config")}
+        assert values["di-kvd.host0", "log.level"] == values["di-kvd.store0", "log.level"] == '"debug"'
+        assert values["di-meta.0", "log.level"] == '"info"'
+        assert values["di-kvd.host0", "net.rack"] == '"r1"' and values["di-kvd.store0", "net.rack"] == '""'
+
+
+def control_words_rows_and_statuses():
+    with Fleet() as fleet:
+        text = ctl(fleet, "show", "gauges").stdout.splitlines()
+        assert text[0].split("\t") == ["instance", "what", "count", "base"], text[0]
+        assert all(len(line.split()) == 4 for line in text), text
+        rows = fleet.ctl("show", "fleet")
+        assert sorted(r["instance"] for r in rows) == INSTANCES
+        assert all(r["connected"] is True and r["state"] == "up" for r in rows), rows
+        assert {r["instance"] for r in fleet.ctl("show", "status")} == set(INSTANCES)
+        assert {r["instance"] for r in fleet.ctl("-d", "di-meta.0", "show", "metrics")} == {"di-meta.0"}
+        assert {r["name"] for r in fleet.ctl("show", "faults")} >= {"decode_mid_step", "prefill_mid_chunk"}
+        for words, status in [(["bogus"], 64), (["show"], 64), (["log"], 64), (["drain"], 64), ([], 64), (["-x"], 64),
+                              (["show", "bogus"], 1), (["log", "loud"], 1), (["clock", "advance", "5"], 1),
+                              (["explain", "0" * 32], 1), (["drain", "di-decode.9"], 1), (["log", "info"], 0),
+                              (["reload"], 0), (["-h"], 0)]:
+            done = ctl(fleet, *words)
+            assert done.returncode == status, (words, done)
+            assert status == 0 or done.stderr.startswith("di-ctl: "), (words, done)
+        assert ctl(fleet, "drain", "di-decode.0").returncode == 0
+        state = lambda: next(r["state"] for r in fleet.ctl("show", "fleet") if r["instance"] == "di-decode.0")
+        wait_for(lambda: state() == "draining", "di-decode.0 to drain")
+        assert ctl(fleet, "resume", "di-decode.0").returncode == 0
+        wait_for(lambda: state() == "up", "di-decode.0 to take work")
+        # The dead are passed over in a listing, and named.
+        fleet.kill("di-decode.0")
+        wait_for(lambda: not fleet.alive("di-decode.0"), "the end of di-decode.0")
+        done = ctl(fleet, "show", "status")
+        assert done.returncode == 0 and "di-ctl: di-decode.0: not running" in done.stderr, done
+        assert "di-prefill.0" in done.stdout
+
+
+def manual_clock_moves_every_daemon():
+    with Fleet(overrides=[f"{p}:clock.manual=true" for p in ("di-meta", "di-kvd", "di-prefill", "di-decode",
+                                                             "di-router")]) as fleet:
+        before = {r["instance"]: r["now_ms"] for r in fleet.ctl("clock", "advance", "0")}
+        after = {r["instance"]: r["now_ms"] for r in fleet.ctl("clock", "advance", "90000")}
+        assert set(after) == set(INSTANCES)
+        assert all(after[i] - before[i] == 90000 for i in INSTANCES), (before, after)
+        # Product time is not liveness: nobody was lost.
+        assert all(r["connected"] for r in fleet.ctl("show", "fleet"))
+
+
+def fleets_run_beside_each_other():
+    with Fleet() as one, Fleet() as other:
+        assert one.address != other.address
+        one.down()
+        assert processes_of(one.run) == []
+        assert other.request("GET", "/health/ready")[0] == 200
+
+
+main([
+    up_is_idempotent_and_starts_what_is_missing,
+    supervisor_restarts_what_dies_and_can_be_replaced,
+    down_kills_what_does_not_stop,
+    failed_start_is_one_error_and_leaves_nothing,
+    wrong_configuration_is_found_before_anything_starts,
+    overrides_reach_an_instance_or_a_program,
+    control_words_rows_and_statuses,
+    manual_clock_moves_every_daemon,
+    fleets_run_beside_each_other,
+])
