@@ -4,13 +4,19 @@ namespace di::kvd {
 
 void params(config::Params& params, Config& config) {
   daemon::common_params(params, config.common, "di-kvd");
-  params.choice<Role>("kvd.role", config.role, {{Role::store, "store"}},
-                      {.def = Role::store, .help = "store: keeps a volume"});
+  params.choice<Role>("kvd.role", config.role, {{Role::host, "host"}, {Role::store, "store"}},
+                      {.def = Role::host, .help = "host: the arena of a machine; store: keeps a volume"});
+  host_params(params, config.host);
   store_params(params, config.store);
 }
 
 Status validate(const Config& config) {
-  if (config.role == Role::store) return store_validate(config.store);
+  switch (config.role) {
+    case Role::host:
+      return {};
+    case Role::store:
+      return store_validate(config.store);
+  }
   return {};
 }
 

@@ -2,15 +2,17 @@
 #pragma once
 
 #include "daemon/daemon.h"
+#include "host_role.h"
 #include "store_role.h"
 
 namespace di::kvd {
 
-enum class Role : std::uint8_t { store };
+enum class Role : std::uint8_t { host, store };
 
 struct Config {
   daemon::CommonConfig common;
-  Role role = Role::store;
+  Role role = Role::host;
+  HostConfig host;
   StoreConfig store;
 };
 void params(config::Params& params, Config& config);

@@ -15,6 +15,10 @@ int main(int argc, char** argv) {
       di::daemon::parse<di::kvd::Config>(about, argc, argv, di::kvd::params, di::kvd::validate);
   // Neither role has anything to reload besides the skeleton's own rows.
   const di::daemon::Reload reload = [](const std::any&) {};
+  if (parsed.config.role == di::kvd::Role::host) {
+    di::kvd::HostRole program(parsed.config.host);
+    return di::daemon::run_program(parsed.startup, program, reload);
+  }
   di::kvd::StoreRole program(parsed.config.store);
   return di::daemon::run_program(parsed.startup, program, reload);
 }

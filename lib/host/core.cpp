@@ -40,6 +40,11 @@ std::optional<Peer> Core::host_up(const std::string& instance) const {
   return up(instance, PeerKind::host);
 }
 
+bool Core::store_reachable() const {
+  const auto is_store = [](const auto& peer) { return peer.second.kind == PeerKind::store; };
+  return meta_.has_value() && std::any_of(peers_.begin(), peers_.end(), is_store);
+}
+
 std::optional<Peer> Core::meta_up() const {
   return meta_;
 }
@@ -95,11 +100,17 @@ void Core::on_attached(const Peer& peer) {
 void Core::on_detached(const Peer& peer, const Now& now) {
   const auto found = attached_.find(peer);
   if (found == attached_.end()) return;
-  if (--found->second > 0) return;
+  // A rank closes the mapping of before its loss first, however quickly it is back with a new one.
+  pages_.writer_gone(peer);
+  if (const auto lingering = lingering_.find(peer); lingering != lingering_.end()) {
+    PinSet pins = std::move(lingering->second);
+    lingering_.erase(lingering);
+    pages_.unpin(pins);
+  }
+  if (--found->second > 0) return settle(now);
   attached_.erase(found);
   // A process without the arena holds nothing in it: its pins go now, whatever its connection says.
   if (up(peer.instance, PeerKind::rank) == peer) drop_client(peer);
-  pages_.writer_gone(peer);
   fetches_.store_detached(peer, now);
   settle(now);
 }
@@ -346,6 +357,12 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
 }
 
 void Core::release(const Holder& holder, bool by_client) {
+  if (!by_client && attached_.contains(holder.client)) {
+    // Lost, and it still maps the arena: it may be frozen in the middle of a copy.
+    for (const PinSet* pins : {fetches_.pins_of(holder), handovers_.pins_of(holder)}) {
+      if (pins != nullptr && !pins->slots.empty()) pages_.pin_again(lingering_[holder.client], *pins);
+    }
+  }
   fetches_.release(FetchKind::fetch, holder, by_client);
   fetches_.release(FetchKind::prefetch, holder, by_client);
   fetches_.release(FetchKind::expect, holder, by_client);
@@ -424,10 +441,12 @@ std::vector<Gauge> Core::gauges() const {
     claim_pins += claim.pins.slots.size();
     grants += claim.grants.size();
   }
+  std::uint64_t lingering = 0;
+  for (const auto& [client, pins] : lingering_) lingering += pins.slots.size();
   std::uint64_t quarantined = 0;
   for (const auto& [slot, page] : pages_.all()) quarantined += page.state == PageState::quarantined ? 1 : 0;
   return {
-      {"pins", claim_pins + fetches_.pins() + handovers_.pins()},
+      {"pins", claim_pins + lingering + fetches_.pins() + handovers_.pins()},
       {"grants", grants},
       {"entries", entries_.used()},
       {"fetches", fetches_.fetches(FetchKind::fetch) + fetches_.fetches(FetchKind::expect)},
@@ -471,6 +490,10 @@ Status Core::check() const {
         return broken("a grant of a page that is not granted");
       }
     }
+  }
+  for (const auto& [client, lingering] : lingering_) {
+    if (!attached_.contains(client)) return broken("pages wait for a reader that is gone");
+    for (const std::uint32_t slot : lingering.slots) ++pins[slot];
   }
   for (const Holder& holder : handovers_.holders()) holders.push_back(holder);
   for (const Holder& holder : holders) {

@@ -91,6 +91,8 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   [[nodiscard]] const Handovers& handovers() const { return handovers_; }
   [[nodiscard]] const CoreCounters& counters() const { return counters_; }
   [[nodiscard]] std::size_t attached_count() const { return attached_.size(); }
+  // Directory and some store are up: what waits for write-back can go.
+  [[nodiscard]] bool store_reachable() const;
   // For `show kv`: who holds what.
   struct HolderRow {
     Holder holder;
@@ -144,6 +146,8 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   std::optional<Peer> meta_;
   std::map<Peer, std::uint32_t> attached_;  // connections of a process
   std::map<Holder, Claim> claims_;
+  // What lost ranks may still be reading: kept until they let go of the arena.
+  std::map<Peer, PinSet> lingering_;
   bool snapshot_due_ = false;
   std::uint64_t delta_seq_ = 0;
   CoreCounters counters_;

@@ -332,6 +332,11 @@ void Fetches::release(FetchKind kind, const Holder& holder, bool by_client) {
   if (const auto found = names_.find({holder, kind}); found != names_.end()) forget(found->second, by_client);
 }
 
+const PinSet* Fetches::pins_of(const Holder& holder) const {
+  const auto found = names_.find({holder, FetchKind::fetch});
+  return found == names_.end() ? nullptr : &fetches_.at(found->second).pins;
+}
+
 void Fetches::release_prefetch(const RequestId& request, std::uint16_t attempt) {
   auto found = prefetches_.lower_bound({request, attempt, 0});
   while (found != prefetches_.end() && std::get<0>(*found) == request && std::get<1>(*found) == attempt) {

@@ -110,6 +110,8 @@ class Fetches {
              std::uint8_t priority, const Now& now);
   // `by_client`: the client says so itself, so what was complete counts as used.
   void release(FetchKind kind, const Holder& holder, bool by_client);
+  // Pages that the holder may be reading; null when it has no fetch.
+  [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
   // The prefetch of a request, whichever router hinted at it: the request has come.
   void release_prefetch(const RequestId& request, std::uint16_t attempt);
 

@@ -238,6 +238,11 @@ void Handovers::release_seat(const Holder& holder) {
   if (const auto found = seats_.find(holder); found != seats_.end()) drop_seat(found);
 }
 
+const PinSet* Handovers::pins_of(const Holder& holder) const {
+  const auto found = seats_.find(holder);
+  return found == seats_.end() ? nullptr : &found->second.pins;
+}
+
 void Handovers::drop_seat(std::map<Holder, Seat>::iterator found) {
   Seat& seat = found->second;
   pages_.unpin(seat.pins);

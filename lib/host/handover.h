@@ -93,6 +93,8 @@ class Handovers {
   std::optional<Holder> open(const Peer& a, const wire::Scope& scope, const wire::handover_open& message);
   void sealed(const Peer& a, const wire::Scope& scope, const wire::handover_sealed& message);
   void release_seat(const Holder& holder);
+  // Pages that the holder may be reading; null when it has no seat.
+  [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
 
   void host_lost(const Peer& host);
   void on_time(const Now& now);

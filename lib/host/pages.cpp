@@ -185,6 +185,15 @@ void Pages::pin(PinSet& pins, std::uint32_t slot) {
   pins.slots.push_back(slot);
 }
 
+void Pages::pin_again(PinSet& pins, const PinSet& held) {
+  for (const std::uint32_t slot : held.slots) {
+    Page& pinned = page(slot);
+    DI_ASSERT(pinned.pins > 0);
+    ++pinned.pins;
+    pins.slots.push_back(slot);
+  }
+}
+
 void Pages::unpin(PinSet& pins) {
   // From the end of the chain: what is unpinned first is evicted first.
   std::vector<std::uint32_t> slots = std::move(pins.slots);

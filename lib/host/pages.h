@@ -122,6 +122,8 @@ class Pages {
   void writer_gone(const Peer& rank);
 
   void pin(PinSet& pins, std::uint32_t slot);
+  // Every pin of `held` once more, whatever state its page is in.
+  void pin_again(PinSet& pins, const PinSet& held);
   void unpin(PinSet& pins);
 
   // Pieces that hold a prefix of keys [from, ...), sealed ones only, or with those that are filling.
