@@ -426,6 +426,8 @@ void Frontend::ended(const request::Ending& ending) {
       error = api::error_deadline(ending.reason);
     } else if (ending.code == Code::invalid || ending.code == Code::unsupported) {
       error = api::error_invalid("", ending.reason);
+    } else if (ending.code == Code::busy) {
+      error = api::error_overloaded(ending.reason, retry_after_s);
     } else {
       error = api::error_worker(ending.reason);
     }

@@ -21,7 +21,11 @@ std::string_view flight_state_name(FlightState state) {
 Status RouterCore::submit(NewRequest request, Instant now) {
   if (flights_.size() >= options_.flights_max) return Error{Code::busy, 0, "too many requests in flight"};
   if (flights_.contains(request.id)) return Error{Code::exists, 0, "the request id is in use"};
-  if (!serves(request.model)) return Error{Code::unreachable, 0, "no prefill or no decode rank is up"};
+  watch_absence(now);
+  const auto absent = absent_since_.find(request.model);
+  if (absent == absent_since_.end() || now - options_.absence_wait >= absent->second) {
+    return Error{Code::unreachable, 0, "no prefill or no decode rank is up"};
+  }
   DI_ASSERT(!request.prompt.empty() && request.keys.size() == request.prompt.size() / options_.block_tokens);
   const RequestId id = request.id;
   Flight& flight = flights_[id];
@@ -42,6 +46,16 @@ void RouterCore::cancel(const RequestId& id, Code reason, Instant now) {
   dispatch(now);
   sweep(now);
 }
+
+namespace {
+
+// The message comes from the rank, and the start of it, that the leg is at.
+bool is_from(const wire::Envelope& message, const LegState& leg) {
+  return leg.open && message.peer == leg.rank.instance && message.scope.rank == leg.rank.rank &&
+         message.peer_generation == leg.generation;
+}
+
+}  // namespace
 
 wire::Scope RouterCore::scope_of(const Flight& flight, std::uint16_t rank) const {
   return wire::Scope{flight.request.id, flight.attempt, rank, 0};
@@ -111,6 +125,10 @@ void RouterCore::enqueue(Flight& flight, std::uint32_t hit_blocks, Instant now) 
   queues_[flight.request.model].push_back(flight.request.id);
 }
 
+void RouterCore::leave_queue(Flight& flight) {
+  if (flight.state == FlightState::queued) std::erase(queues_[flight.request.model], flight.request.id);
+}
+
 void RouterCore::dispatch(Instant now) {
   for (auto& [model, queue] : queues_) {
     while (!queue.empty()) {
@@ -174,13 +192,16 @@ void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
   maybe_ask_seat(flight, now);
 }
 
+bool RouterCore::wants_seat(const Flight& flight) const {
+  if (flight.state != FlightState::prefill && flight.state != FlightState::handover) return false;
+  if (flight.decode.open || flight.ended) return false;
+  if (flight.left_us > options_.seat_ahead_us && !flight.prefill_token) return false;
+  // Otherwise the token of prefill is the only one left.
+  return flight.request.sampling.max_tokens > flight.first_index + 1;
+}
+
 void RouterCore::maybe_ask_seat(Flight& flight, Instant now) {
-  if (flight.state != FlightState::prefill && flight.state != FlightState::handover) return;
-  if (flight.decode.open || flight.ended || now < flight.seat_again) return;
-  if (flight.left_us > options_.seat_ahead_us && !flight.prefill_token) return;
-  // The token of prefill is the only one left: no seat is needed.
-  if (flight.request.sampling.max_tokens <= flight.first_index + 1) return;
-  ask_seat(flight, now);
+  if (wants_seat(flight) && now >= flight.seat_again) ask_seat(flight, now);
 }
 
 void RouterCore::ask_seat(Flight& flight, Instant now) {
@@ -270,12 +291,13 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::rank_credit::number:
       if (auto credit = message.as<wire::rank_credit>()) {
         ranks_.credit(RankName{message.peer, message.scope.rank}, message.peer_generation, *credit);
+        watch_absence(now);
       }
       break;
     case wire::prefill_refused::number:
       if (auto refused = message.as<wire::prefill_refused>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || !flight->prefill.open || refused->bind != flight->prefill.bind) break;
+        if (flight == nullptr || !is_from(message, flight->prefill) || refused->bind != flight->prefill.bind) break;
         note(*flight, "refused", "rank=" + flight->prefill.rank.text() + " reason=" + refused->reason, now);
         if (flight->prefill_token) {  // the hand-over failed, the pages are still held
           if (flight->decode.open) {
@@ -297,7 +319,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::prefill_progress::number:
       if (auto progress = message.as<wire::prefill_progress>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || flight->state != FlightState::prefill) break;
+        if (flight == nullptr || flight->state != FlightState::prefill || !is_from(message, flight->prefill)) break;
         flight->left_us = static_cast<double>(progress->left_us);
         if (flight->attempt == 1) flight->cached_blocks = progress->swapped_blocks;
         note_spans(*flight, flight->prefill.rank.text(), progress->spans);
@@ -308,7 +330,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::seat_granted::number:
       if (auto granted = message.as<wire::seat_granted>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || !flight->decode.open || message.peer != flight->decode.rank.instance) break;
+        if (flight == nullptr || !is_from(message, flight->decode)) break;
         flight->seat_asked = false;
         flight->seat = granted->seat;
         note(*flight, "seat_granted", "rank=" + flight->decode.rank.text() + " host=" + granted->host, now);
@@ -318,7 +340,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::seat_refused::number:
       if (auto refused = message.as<wire::seat_refused>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || !flight->decode.open || message.peer != flight->decode.rank.instance) break;
+        if (flight == nullptr || !is_from(message, flight->decode)) break;
         note(*flight, "seat_refused", "rank=" + flight->decode.rank.text() + " reason=" + refused->reason, now);
         const auto code = static_cast<Code>(refused->code);
         if (code == Code::invalid || code == Code::unsupported) {
@@ -332,7 +354,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::decode_started::number:
       if (auto started = message.as<wire::decode_started>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || started->seat != flight->seat || flight->ended) break;
+        if (flight == nullptr || !is_from(message, flight->decode) || started->seat != flight->seat || flight->ended) break;
         flight->started = true;
         if (flight->state == FlightState::prefill || flight->state == FlightState::handover) {
           flight->state = FlightState::decoding;
@@ -405,7 +427,7 @@ void RouterCore::on_done(const wire::Envelope& message, const wire::request_done
   if (flight == nullptr) return;
   const bool prefill = done.leg == static_cast<wire::U8>(wire::Leg::prefill);
   LegState& leg = prefill ? flight->prefill : flight->decode;
-  if (!leg.open || leg.rank.instance != message.peer) return;
+  if (!is_from(message, leg)) return;
   close_leg(leg);
   if (prefill && flight->attempt == 1) flight->cached_blocks = done.swapped_blocks;
   note(*flight, prefill ? "prefill_done" : "decode_done",
@@ -414,7 +436,13 @@ void RouterCore::on_done(const wire::Envelope& message, const wire::request_done
        now);
   if (flight->ended) return;
   if (prefill) {
-    if (done.code != 0 && !flight->started) reenter(*flight, "prefill ended: " + done.reason, now);
+    if (flight->started) return;
+    if (done.code != 0) {
+      reenter(*flight, "prefill ended: " + done.reason, now);
+    } else if (flight->seat == 0) {
+      // It was handed to a seat that is lost meanwhile, and nobody has the pages any more for another.
+      reenter(*flight, "the seat was lost after the hand-over", now);
+    }
     return;
   }
   if (done.code != 0) {
@@ -443,6 +471,7 @@ void RouterCore::stop_legs(Flight& flight, Code reason) {
 void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
   if (flight.ended) return;
   note(flight, "reentry", "why=" + std::string(why), now);
+  leave_queue(flight);
   stop_legs(flight, Code::stale);
   close_leg(flight.prefill);
   close_leg(flight.decode);
@@ -465,6 +494,7 @@ void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
 
 void RouterCore::end(Flight& flight, Code code, std::string reason, wire::Finish finish, Instant now) {
   if (flight.ended) return;
+  leave_queue(flight);
   flight.ended = true;
   const bool natural = code == Code::ok && finish != wire::Finish::cancelled;
   if (!natural) stop_legs(flight, code == Code::ok ? Code::cancelled : code);
@@ -527,11 +557,30 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
     }
   }
   ranks_.remove(instance);
+  watch_absence(now);
   dispatch(now);
   sweep(now);
 }
 
+void RouterCore::watch_absence(Instant now) {
+  for (const auto& [name, info] : ranks_.all()) absent_since_.try_emplace(info.model, Instant{});
+  for (auto& [model, since] : absent_since_) {
+    if (serves(model)) {
+      since = instant_never;
+      continue;
+    }
+    if (since == instant_never) since = now;
+    if (now - options_.absence_wait < since) continue;
+    for (auto& [id, flight] : flights_) {
+      if (flight.request.model != model || flight.ended) continue;
+      if (flight.state != FlightState::matching && flight.state != FlightState::queued) continue;
+      end(flight, Code::busy, "no prefill or no decode rank is up", wire::Finish::error, now);
+    }
+  }
+}
+
 void RouterCore::on_time(Instant now) {
+  watch_absence(now);
   for (auto& [id, flight] : flights_) {
     if (flight.match_until <= now) {
       note(flight, "match_timeout", "", now);
@@ -575,9 +624,13 @@ Instant RouterCore::next_due() const {
       continue;
     }
     due = std::min({due, flight.submitted + options_.total_wait, flight.token_until, flight.gap_until});
-    const bool wants_seat = (flight.state == FlightState::prefill || flight.state == FlightState::handover) &&
-                            !flight.decode.open && flight.seat_again > Instant{};
-    if (wants_seat) due = std::min(due, flight.seat_again);
+    if (flight.state == FlightState::matching || flight.state == FlightState::queued) {
+      const auto absent = absent_since_.find(flight.request.model);
+      if (absent != absent_since_.end() && absent->second != instant_never) {
+        due = std::min(due, absent->second + options_.absence_wait);
+      }
+    }
+    if (wants_seat(flight)) due = std::min(due, flight.seat_again);
   }
   return due;
 }

@@ -55,6 +55,8 @@ class RouterCore {
     std::uint32_t seats_failed_max = 1000;         // within the prefill rank's hold
     Duration reenter_wait = milliseconds(50);      // doubles with each attempt after the second
     Duration kill_after = seconds(5);
+    // How long requests wait for a rank when the last of a kind is lost: a supervisor brings it back.
+    Duration absence_wait = seconds(15);
     double seat_ahead_us = 200000;                 // ask for a seat when so much work is left
     std::uint32_t prefetch_queue_max = 16;         // requests of the queue that get a hint
     std::uint32_t chunk_tokens = 512;
@@ -62,7 +64,8 @@ class RouterCore {
 
   explicit RouterCore(Options options) : options_(options) {}
 
-  // Errors: busy (flights_max), not_found (no rank ever registered the model), unreachable (none is up).
+  // Errors: busy (flights_max), exists (the id), unreachable (no rank of a kind is up, for absence_wait
+  // already or since ever).
   Status submit(NewRequest request, Instant now);
   // The client left, a stop string matched, or a deadline passed.  The ending follows at once.
   void cancel(const RequestId& id, Code reason, Instant now);
@@ -97,6 +100,8 @@ class RouterCore {
   void ask_seat(Flight& flight, Instant now);
   void seat_lost(Flight& flight, Instant now);
   void maybe_ask_seat(Flight& flight, Instant now);
+  [[nodiscard]] bool wants_seat(const Flight& flight) const;
+  void leave_queue(Flight& flight);
   void send_target(Flight& flight, Instant now);
   void on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill, Instant now);
   void on_done(const wire::Envelope& message, const wire::request_done& done, Instant now);
@@ -107,6 +112,8 @@ class RouterCore {
   void release_prefetch(Flight& flight);
   // Closing flights without open legs leave; call when nothing refers to a flight any more.
   void sweep(Instant now);
+  // Keeps absent_since_; ends what has waited too long for a rank of a kind.
+  void watch_absence(Instant now);
   void note(Flight& flight, std::string_view event, std::string detail, Instant now);
   void note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans);
   [[nodiscard]] Flight* current(const wire::Envelope& message);
@@ -128,6 +135,8 @@ class RouterCore {
   std::vector<wire::Envelope> outgoing_;
   std::vector<Emission> emissions_;
   std::vector<Ending> endings_;
+  // By model: since when no prefill or no decode rank is up.  A model that was never served is not here.
+  std::map<std::string, Instant> absent_since_;
   std::uint64_t reentries_ = 0;
   std::uint64_t matched_blocks_ = 0;
 };

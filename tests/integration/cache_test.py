@@ -1,0 +1,85 @@
+"""The cache: the same prompt twice, across the death of every daemon, and isolated between users."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from fleet import Fleet, main, wait_for, words  # noqa: E402
+
+
+def pending_write_backs(fleet):
+    return sum(r["count"] for r in fleet.ctl("show", "gauges") if "write" in r["what"])
+
+
+def twice_and_after_killing_everything():
+    fleet = Fleet()
+    try:
+        prompt = words(1500)
+        ask = dict(temperature=0, max_tokens=24)
+        cold = fleet.chat(prompt, **ask)
+        assert cold.status == 200 and cold.done, cold.error
+        tokens = cold.usage["prompt_tokens"]
+        assert tokens >= 1500, tokens
+        assert cold.cached() == 0, cold.usage
+        hit = fleet.chat(prompt, **ask)
+        assert hit.cached() > 0.9 * tokens, (hit.cached(), tokens)
+        assert hit.text == cold.text
+        usage = hit.usage
+        assert usage["prompt_cache_hit_tokens"] == hit.cached()
+        assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == tokens
+        wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+        fleet.kill_all()
+        fleet.up()
+        # The store's inventory is in the directory as soon as the prompt hits again.
+        def warm():
+            reply = fleet.chat(prompt, **ask)
+            assert reply.text == cold.text, "another text from the store's pages"
+            return reply.cached() > 0.9 * tokens
+        wait_for(warm, "a hit after everything was killed", 60)
+        fleet.await_idle(60)
+    finally:
+        fleet.close()
+
+
+def cold_hit_and_sampled_are_equal_with_a_seed():
+    with Fleet() as fleet:
+        prompt = words(700, seed=2)
+        ask = dict(temperature=2, seed=7, max_tokens=40, ignore_eos=True)
+        cold = fleet.chat(prompt, **ask)
+        hit = fleet.chat(prompt, **ask)
+        assert cold.text == hit.text and hit.cached() > 0
+        other = fleet.chat(prompt, **{**ask, "seed": 8})
+        assert other.text != cold.text, "the seed has no effect"
+
+
+def users_and_salts_do_not_share():
+    with Fleet() as fleet:
+        prompt = words(300, seed=3)
+        assert fleet.chat(prompt, max_tokens=2).cached() == 0
+        assert fleet.chat(prompt, max_tokens=2).cached() > 0
+        assert fleet.chat(prompt, max_tokens=2, cache_salt="s").cached() == 0
+        assert fleet.chat(prompt, max_tokens=2, user_id="u").cached() == 0
+        assert fleet.chat(prompt, max_tokens=2, cache_salt="s").cached() > 0
+
+
+def the_next_turn_of_a_conversation_hits_the_answer_too():
+    with Fleet() as fleet:
+        first = [{"role": "user", "content": words(200, seed=4)}]
+        answer = fleet.chat(first, temperature=0, max_tokens=200, ignore_eos=True)
+        before = answer.usage["prompt_tokens"]
+        turn = first + [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and then?"}]
+        wait_for(lambda: fleet.chat(turn, temperature=0, max_tokens=4).cached() >= before, "a hit past the first prompt", 20)
+
+
+def the_directory_away_means_cold_not_down():
+    with Fleet(supervise=False) as fleet:
+        prompt = words(300, seed=5)
+        warm = fleet.chat(prompt, temperature=0, max_tokens=8)
+        fleet.kill("di-meta.0")
+        cold = fleet.chat(prompt, temperature=0, max_tokens=8)
+        assert cold.status == 200 and cold.text == warm.text, cold.error
+
+
+if __name__ == "__main__":
+    main([twice_and_after_killing_everything, cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
+          the_next_turn_of_a_conversation_hits_the_answer_too, the_directory_away_means_cold_not_down])

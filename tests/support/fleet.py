@@ -1,0 +1,295 @@
+"""A fleet of real processes for integration tests: started with scripts/di-up in a directory of its own,
+spoken to over HTTP and di-ctl, and always stopped.
+
+Tests await conditions with a deadline (`wait_for`), they never sleep for a fixed time.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("DI_BUILD_DIR", SOURCE / "build"))
+BIN = BUILD / "bin"
+# Sanitizer builds are several times slower: deadlines stretch, assertions do not change.
+PATIENCE = float(os.environ.get("DI_TEST_PATIENCE", "1"))
+
+
+def wait_for(condition, what, seconds=30.0):
+    """Polls until condition() is truthy and returns it; fails with the last value seen."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    tick = threading.Event()
+    last = None
+    while True:
+        try:
+            last = condition()
+            if last:
+                return last
+        except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+            last = error
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {seconds * PATIENCE:.0f} s for {what}; last seen: {last!r}")
+        tick.wait(0.02)
+
+
+class Reply:
+    """What a client saw of one request."""
+
+    def __init__(self):
+        self.status = None
+        self.headers = {}
+        self.text = ""
+        self.chunks = []        # parsed events, in order
+        self.finish = None
+        self.usage = None
+        self.error = None
+        self.done = False       # data: [DONE] came
+        self.cut = False        # the body ended without its terminating chunk
+        self.body = ""
+
+    @property
+    def request_id(self):
+        return self.headers.get("x-request-id")
+
+    def cached(self):
+        return self.usage["prompt_tokens_details"]["cached_tokens"]
+
+
+class Fleet:
+    def __init__(self, conf="etc/local", overrides=(), supervise=False, run_dir=None, expect_failure=False):
+        self.conf = conf
+        self.overrides = list(overrides)
+        self.supervise = supervise
+        self.run = pathlib.Path(run_dir or tempfile.mkdtemp(prefix="di-test-"))
+        self.keep = run_dir is not None
+        self.address = None
+        if not expect_failure:
+            self.up()
+
+    # ---- Life -----------------------------------------------------------------------------------
+
+    def command(self, extra=()):
+        args = [str(SOURCE / "scripts" / "di-up"), "-c", str(SOURCE / self.conf), "-r", str(self.run)]
+        if self.supervise:
+            args.append("--supervise")
+        for item in ["di-router:http.listen=127.0.0.1:0", "di-router:admin.listen=127.0.0.1:0", *self.overrides, *extra]:
+            args += ["-o", item]
+        return args
+
+    def environment(self):
+        return dict(os.environ, DI_BIN=str(BIN))
+
+    def up(self, extra=()):
+        done = subprocess.run(self.command(extra), cwd=SOURCE, env=self.environment(), capture_output=True, text=True,
+                              timeout=120 * PATIENCE)
+        if done.returncode != 0:
+            raise AssertionError(f"di-up failed ({done.returncode}):\n{done.stdout}{done.stderr}\n{self.logs()}")
+        last = done.stdout.strip().splitlines()[-1]
+        assert last.startswith("ready http://"), f"last line of di-up: {last!r}"
+        host, port = last.split("//", 1)[1].rsplit(":", 1)
+        self.address = (host, int(port))
+        self.key = (self.run / "key").read_text().split()[0]
+        return self
+
+    def down(self):
+        subprocess.run([str(SOURCE / "scripts" / "di-down"), "-r", str(self.run)], cwd=SOURCE, env=self.environment(),
+                       capture_output=True, text=True, timeout=120 * PATIENCE)
+
+    def close(self):
+        self.down()
+        if not self.keep:
+            shutil.rmtree(self.run, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind is not None:
+            sys.stderr.write(self.logs())
+        self.close()
+
+    def logs(self, lines=40):
+        out = []
+        for path in sorted(self.run.glob("*.log")):
+            out.append(f"==> {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) + "\n")
+        return "".join(out)
+
+    def pid(self, instance):
+        return int((self.run / f"{instance}.pid").read_text().split()[0])
+
+    def instances(self):
+        return sorted(path.stem for path in self.run.glob("*.pid") if path.stem.startswith("di-"))
+
+    def alive(self, instance):
+        try:
+            os.kill(self.pid(instance), 0)
+            return True
+        except (OSError, ValueError):
+            return False
+
+    def kill(self, instance, sig=signal.SIGKILL):
+        pid = self.pid(instance)
+        os.kill(pid, sig)
+        return pid
+
+    def kill_all(self):
+        """kill -9 of every daemon, and no di-down."""
+        for instance in self.instances():
+            with contextlib.suppress(OSError, ValueError):
+                self.kill(instance)
+        wait_for(lambda: not any(self.alive(i) for i in self.instances()), "all daemons to be gone")
+
+    # ---- di-ctl ---------------------------------------------------------------------------------
+
+    def ctl(self, *words, check=True):
+        done = subprocess.run([str(BIN / "di-ctl"), "-r", str(self.run), "-j", *words], capture_output=True, text=True,
+                              timeout=60 * PATIENCE)
+        if check and done.returncode != 0:
+            raise AssertionError(f"di-ctl {' '.join(words)}: {done.returncode} {done.stderr}")
+        return [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+
+    def held(self, *, ignore=()):
+        """Everything acquirable that is not at its base, over all daemons."""
+        rows = self.ctl("show", "gauges")
+        return {f"{r['instance']}.{r['what']}": r["count"] for r in rows
+                if r["count"] != r.get("base", 0) and r["what"] not in ignore}
+
+    def await_idle(self, seconds=30.0):
+        """Gauges return to their base: nothing leaks."""
+        def settled():
+            held = self.held()
+            return True if not held else None
+        try:
+            wait_for(settled, "gauges to return to their base", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; held: {self.held()}") from None
+
+    def explain(self, request_id):
+        return self.ctl("explain", request_id)
+
+    # ---- HTTP -----------------------------------------------------------------------------------
+
+    def request(self, method, path, body=None, headers=None, timeout=120.0):
+        connection = http.client.HTTPConnection(*self.address, timeout=timeout * PATIENCE)
+        connection.request(method, path, body=body, headers=headers if headers is not None else self.auth())
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data
+
+    def auth(self):
+        return {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+
+    def chat(self, content, stream=True, on_chunk=None, timeout=120.0, headers=None, **fields):
+        """One chat completion; `content` is the user's text or a list of messages."""
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        body = {"model": "demo", "messages": messages, "stream": stream, **fields}
+        if stream and "stream_options" not in body:
+            body["stream_options"] = {"include_usage": True}
+        reply = Reply()
+        connection = http.client.HTTPConnection(*self.address, timeout=timeout * PATIENCE)
+        try:
+            connection.request("POST", "/v1/chat/completions", body=json.dumps(body),
+                               headers={**self.auth(), **(headers or {})})
+            answer = connection.getresponse()
+            reply.status = answer.status
+            reply.headers = {k.lower(): v for k, v in answer.getheaders()}
+            if not stream or answer.status != 200:
+                reply.body = answer.read().decode()
+                parsed = json.loads(reply.body)
+                reply.error = parsed.get("error")
+                if reply.error is None:
+                    reply.text = parsed["choices"][0]["message"]["content"]
+                    reply.finish = parsed["choices"][0]["finish_reason"]
+                    reply.usage = parsed["usage"]
+                return reply
+            try:
+                while True:
+                    line = answer.readline()
+                    if not line:
+                        break
+                    line = line.decode().rstrip("\n")
+                    if not line.startswith("data: "):
+                        continue
+                    if line == "data: [DONE]":
+                        reply.done = True
+                        continue
+                    event = json.loads(line[6:])
+                    reply.chunks.append(event)
+                    if "error" in event:
+                        reply.error = event["error"]
+                        continue
+                    for choice in event["choices"]:
+                        reply.text += choice["delta"].get("content") or ""
+                        reply.finish = choice.get("finish_reason") or reply.finish
+                    reply.usage = event.get("usage") or reply.usage
+                    if on_chunk is not None:
+                        on_chunk(event)
+            except (http.client.IncompleteRead, ConnectionError):
+                reply.cut = True
+            return reply
+        finally:
+            connection.close()
+
+
+def words(count, seed=1):
+    """A prompt of about `count` tokens of the demo tokenizer, the same for the same seed."""
+    import random
+    rng = random.Random(seed)
+    vocabulary = ["page", "block", "stripe", "lease", "seat", "hold", "router", "decode", "prefill", "arena", "store", "host"]
+    return " ".join(rng.choice(vocabulary) for _ in range(count))
+
+
+def script(run_dir, lines):
+    path = pathlib.Path(run_dir) / "script.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def script_fleet(lines, conf="etc/local", overrides=(), **kwargs):
+    """A fleet whose ranks play `lines` (di-script(5))."""
+    run_dir = tempfile.mkdtemp(prefix="di-test-")
+    path = script(run_dir, lines)
+    fleet = None
+    extra = []
+    for program in ("di-prefill", "di-decode"):
+        extra += [f"{program}:engine.backend=script", f"{program}:engine.script={path}"]
+    fleet = Fleet(conf, [*extra, *overrides], run_dir=run_dir, **kwargs)
+    fleet.keep = False
+    return fleet
+
+
+def pieces(*texts, **common):
+    return [{**({"hex": t[1:]} if t.startswith("\\") else {"text": t}), **common} for t in texts]
+
+
+def main(tests):
+    """Runs the given functions in order; the names on the command line select some."""
+    chosen = sys.argv[1:]
+    failed = 0
+    ran = 0
+    for test in tests:
+        if chosen and test.__name__ not in chosen:
+            continue
+        ran += 1
+        start = time.monotonic()
+        try:
+            test()
+            print(f"[ OK ] {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
+        except Exception as error:  # the next test still runs
+            import traceback
+            traceback.print_exc()
+            print(f"[FAIL] {test.__name__} ({time.monotonic() - start:.1f} s): {error}", flush=True)
+            failed += 1
+    print(f"{ran - failed} passed, {failed} failed", flush=True)
+    sys.exit(1 if failed or not ran else 0)
