@@ -496,16 +496,5 @@ TEST_F(ServerTest, stop_writes_everything_behind) {
   EXPECT_EQ((*volume)->stats().slots_live, 5u);
 }
 
-TEST_F(ServerTest, idle_server_sets_no_timer) {
-  start_with_host();
-  ASSERT_EQ(put(1, 2), Code::ok);
-  ASSERT_TRUE(until([&] { return server->volume().clean(); }));
-  const std::uint64_t flushes = disk->flushes;
-  const std::uint64_t syncs = server->counters().syncs;
-  loop.run_until([] { return false; }, milliseconds(300));
-  EXPECT_EQ(disk->flushes, flushes);
-  EXPECT_EQ(server->counters().syncs, syncs);
-}
-
 }  // namespace
 }  // namespace di::store
