@@ -105,7 +105,7 @@ void Core::on_detached(const Peer& peer, const Now& now) {
   if (const auto lingering = lingering_.find(peer); lingering != lingering_.end()) {
     PinSet pins = std::move(lingering->second);
     lingering_.erase(lingering);
-    pages_.unpin(pins);
+    fetches_.unpin(pins);
   }
   if (--found->second > 0) return settle(now);
   attached_.erase(found);

@@ -380,8 +380,12 @@ void Fetches::forget(FetchId id, bool by_client) {
     std::erase_if(waiting->second, [&](const Waiter& waiter) { return waiter.fetch == id; });
     if (waiting->second.empty()) waiters_.erase(waiting);
   }
-  const std::vector<std::uint32_t> slots = fetch.pins.slots;
-  pages_.unpin(fetch.pins);
+  unpin(fetch.pins);
+}
+
+void Fetches::unpin(PinSet& pins) {
+  const std::vector<std::uint32_t> slots = pins.slots;
+  pages_.unpin(pins);
   for (const std::uint32_t slot : slots) {
     const auto reading = reading_.find(slot);
     if (reading == reading_.end()) continue;

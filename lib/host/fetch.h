@@ -112,6 +112,8 @@ class Fetches {
   void release(FetchKind kind, const Holder& holder, bool by_client);
   // Pages that the holder may be reading; null when it has no fetch.
   [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
+  // Unpins pages, some of which may be filling: a read that nobody wants any more is cancelled.
+  void unpin(PinSet& pins);
   // The prefetch of a request, whichever router hinted at it: the request has come.
   void release_prefetch(const RequestId& request, std::uint16_t attempt);
 

@@ -154,6 +154,47 @@ TEST_F(PagesTest, ALostRankThatStillMapsTheArenaKeepsItsGrantsInQuarantine) {
   EXPECT_TRUE(idle());
 }
 
+TEST_F(PagesTest, APageWasGivenToOthersWhileAFrozenRankWasReadingIt) {
+  core->on_attached(decode);
+  cached(test_keys(1, 0, 4));
+  say(decode, scope(1), wire::kv_fetch{test_keys(1, 0, 4)});
+  ASSERT_TRUE(heard<wire::kv_fetching>(decode));
+  lose(decode);
+  // The arena has room for four pages; the one that may be read stays.
+  say(prefill, scope(2), wire::kv_open{{4, 4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::busy));
+  // Back again with a new mapping, the old one closes after that.
+  up(decode, PeerKind::rank);
+  core->on_attached(decode);
+  EXPECT_EQ(gauge("pins"), 1u);
+  core->on_detached(decode, now);
+  turn();
+  EXPECT_TRUE(idle());
+  say(prefill, scope(2), wire::kv_open{{4, 4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+}
+
+TEST_F(PagesTest, AReadForALostRankThatLetsGoOfTheArenaIsCancelled) {
+  core->on_attached(decode);
+  say(decode, scope(1), wire::kv_fetch{test_keys(1, 0, 4)});
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_plan>(meta, &asked));
+  wire::meta_planned plan;
+  plan.lease = 5;
+  plan.ttl_ms = 10000;
+  plan.pages = {planned(7, test_keys(1, 0, 4), 0, 4)};
+  say(meta, asked, plan);
+  const auto read = heard<wire::kv_read>(store);
+  ASSERT_TRUE(read);
+  lose(decode);
+  EXPECT_FALSE(heard<wire::kv_read_cancel>(store));  // it may be copying the first groups
+  core->on_detached(decode, now);
+  turn();
+  EXPECT_TRUE(heard<wire::kv_read_cancel>(store));
+  say(store, {}, wire::kv_read_cancelled{read->transfer});
+  EXPECT_TRUE(idle());
+}
+
 TEST_F(PagesTest, TheEndOfTheArenaSocketReleasesAClient) {
   core->on_attached(prefill);
   seal(prefill, scope(1), test_keys(1, 0, 4));
