@@ -51,8 +51,10 @@ Status check(const wire::Member& self) {
     return invalid("program: not one that registers");
   }
   const bool kvd = self.program == "di-kvd";
-  if (kvd != (self.role == "host" || self.role == "store") || (!kvd && !self.role.empty())) {
-    return invalid("role: host or store for di-kvd, empty otherwise");
+  const bool rank_program = self.program == "di-prefill" || self.program == "di-decode";
+  const bool script = rank_program && self.role == "script";
+  if (kvd ? self.role != "host" && self.role != "store" : !self.role.empty() && !script) {
+    return invalid("role: host or store for di-kvd, script or empty for di-prefill and di-decode, empty otherwise");
   }
   for (const auto& [name, label] : {std::pair<std::string_view, const std::string&>{"host", self.host},
                                     {"rack", self.rack},
@@ -69,7 +71,6 @@ Status check(const wire::Member& self) {
     return invalid("data or public_key: not printable, or too long");
   }
   if (self.state > static_cast<std::uint8_t>(MemberState::draining)) return invalid("state: want 0 or 1");
-  const bool rank_program = self.program == "di-prefill" || self.program == "di-decode";
   if (rank_program ? (self.ranks == 0 || self.ranks > ranks_max) : self.ranks != 0) {
     return invalid("ranks: 1 to 1024 for di-prefill and di-decode, 0 otherwise");
   }

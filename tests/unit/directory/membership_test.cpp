@@ -234,6 +234,10 @@ TEST(Membership, MalformedRegistrationsAreRefusedWithTheRule) {
   }
   EXPECT_NE(reason(members, with([](auto& m) { m.self.program = m.self.instance = "di-other"; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.role = "host"; })), "");
+  EXPECT_EQ(reason(members, with([](auto& m) { m.self.role = "script"; })), "");
+  wire::meta_register script = router("0", 11);
+  script.self.role = "script";
+  EXPECT_NE(reason(members, script), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.host = ""; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.host = "a b"; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.control = ""; })), "");
