@@ -66,7 +66,8 @@ class KvSource {
   [[nodiscard]] virtual Readiness readiness() const = 0;
   // Blocks the caller until readiness().groups > group, a block failed, or `at_most` has passed.
   virtual void wait(std::uint32_t group, Duration at_most) = 0;
-  // Segments of layer group `group`, in chain order, blocks() blocks in all.  Only for ready groups.
+  // Segments of layer group `group`, in chain order, blocks() blocks in all, or those in front of the
+  // first failed one.  Only for ready groups.
   [[nodiscard]] virtual std::vector<SegmentRun> segments(std::uint32_t group) const = 0;
 };
 
@@ -148,8 +149,8 @@ class Engine {
   // The partial last block as a page of one block; tokens past the last computed one are zeros.
   virtual void export_tail(SequenceId sequence, MutableByteView page) = 0;
 
-  // Asks the sequence to end.  True: it is over and release() may follow; false (script `lag`): it goes
-  // on in step() and ends there by itself with Finish::cancelled.
+  // Asks the sequence to end.  True: it is over, is stepped no more, and release() may follow; false (script
+  // `lag`): it goes on in step() and ends there by itself with Finish::cancelled.
   virtual bool cancel(SequenceId sequence) = 0;
   virtual void release(SequenceId sequence) = 0;
 

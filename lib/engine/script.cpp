@@ -626,7 +626,10 @@ void ScriptEngine::export_tail(SequenceId id, MutableByteView page) {
 bool ScriptEngine::cancel(SequenceId id) {
   Sequence& sequence = at(id);
   crash_if_due(sequence);
-  if (sequence.over || sequence.stalled || sequence.line->lag_tokens == 0) return true;
+  if (sequence.over || sequence.stalled || sequence.line->lag_tokens == 0) {
+    sequence.over = true;
+    return true;
+  }
   if (!sequence.lag_left) sequence.lag_left = sequence.line->lag_tokens;
   return false;
 }

@@ -148,6 +148,7 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
     if (request.cancel_asked && !request.cancel_sent && request.in_engine) {
       request.cancel_sent = true;
       batch.cancels.emplace_back(handle, request.sequence);
+      continue;  // most likely it is over: a row for it waits for the answer
     }
     if (request.state == State::admitting && request.seated.has_value()) {
       AdmitCommand admit;
@@ -165,7 +166,8 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
       spec.first_index = request.seated->index + 1;
       request.next_index = spec.first_index;
       spec.sampling = request.seat_request.sampling;
-      spec.known_tokens_max = request.pool_blocks * description_.layout.block_tokens();
+      spec.known_tokens_max = static_cast<std::uint32_t>(request.seat_request.tokens.size()) +
+                              request.seat_request.sampling.max_tokens - request.seat_request.first_index;
       spec.root = request.seat_request.root;
       spec.keys = request.keys;
       spec.debug_text = request.seat_request.debug;
@@ -194,6 +196,7 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
 void DecodeCore::on_batch_done(BatchDone done, Instant now) {
   DI_ASSERT(batch_out_);
   batch_out_ = false;
+  for (const wire::Scope& scope : std::exchange(kv_releases_, {})) to_kvd(scope, wire::kv_release{});
   for (Admitted& admitted : done.admitted) {
     const auto found = requests_.find(admitted.handle);
     if (found == requests_.end()) {  // killed meanwhile
@@ -394,7 +397,12 @@ void DecodeCore::end(Handle handle) {
 
 void DecodeCore::forget(Handle handle) {
   Request& request = requests_.at(handle);
-  to_kvd(request.scope, wire::kv_release{});
+  if (batch_out_ && (request.in_batch || request.page_state == PageState::exporting)) {
+    // The engine reads or writes pages of it right now: di-kvd must not give them to others yet.
+    if (!kvd_.empty()) kv_releases_.push_back(request.scope);
+  } else {
+    to_kvd(request.scope, wire::kv_release{});
+  }
   if (request.in_engine) {
     releases_.push_back(request.sequence);
     by_sequence_.erase(request.sequence);
@@ -422,6 +430,7 @@ void DecodeCore::on_router_lost(const std::string& router, Instant) {
 void DecodeCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant now) {
   if (kvd == kvd_ && generation == kvd_generation_) return;
   kvd_.clear();
+  kv_releases_.clear();
   std::vector<Handle> waiting;
   std::vector<Handle> publishing;
   for (const auto& [handle, request] : requests_) {
@@ -471,7 +480,8 @@ Instant DecodeCore::next_due() const {
   for (const auto& [handle, request] : requests_) {
     if (request.state == State::expecting || request.state == State::seated) due = std::min(due, request.seat_until);
     if (request.page_state == PageState::opening) due = std::min(due, request.page_until);
-    if (request.state == State::running && !request.in_batch && request.not_before > Instant{}) {
+    // While a batch is out nothing can start; what follows its end looks again.
+    if (!batch_out_ && !held_step_.has_value() && request.state == State::running && request.not_before > Instant{}) {
       due = std::min(due, request.not_before);
     }
   }
@@ -487,6 +497,8 @@ std::vector<wire::Envelope> DecodeCore::take_outgoing() {
   }
   std::uint64_t context = 0;
   for (const auto& [handle, request] : requests_) context += request.computed_tokens;
+  // In front of everything else: a router that hears of an end must not ask a rank that has closed.
+  std::vector<wire::Envelope> all;
   credits_.take_changed([&](const std::string& router, std::uint32_t generation, wire::rank_credit credit) {
     credit.running = static_cast<wire::U32>(requests_.size());
     credit.kv_tokens = std::uint64_t{pool_taken_} * description_.layout.block_tokens();
@@ -499,9 +511,11 @@ std::vector<wire::Envelope> DecodeCore::take_outgoing() {
     credit.cost_base_us = cost_.base_us();
     credit.cost_token_us = cost_.token_us();
     credit.cost_context_us = cost_.context_us();
-    outgoing_.push_back(wire::Envelope::make(router, generation, wire::Scope{{}, 0, options_.rank, 0}, credit));
+    all.push_back(wire::Envelope::make(router, generation, wire::Scope{{}, 0, options_.rank, 0}, credit));
   });
-  return std::exchange(outgoing_, {});
+  for (wire::Envelope& message : outgoing_) all.push_back(std::move(message));
+  outgoing_.clear();
+  return all;
 }
 
 std::vector<Gauge> DecodeCore::gauges() const {

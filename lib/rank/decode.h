@@ -149,6 +149,7 @@ class DecodeCore {
   std::vector<engine::SequenceId> releases_;
   std::optional<engine::StepResult> held_step_;
   std::vector<std::pair<std::uint32_t, double>> step_rows_;
+  std::vector<wire::Scope> kv_releases_;  // when the batch that is out no longer copies
   std::vector<wire::Envelope> outgoing_;
   std::uint64_t tokens_produced_ = 0;
   std::uint64_t steps_ = 0;

@@ -234,6 +234,7 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
     if (request.cancel_asked && !request.cancel_sent && request.in_engine) {
       request.cancel_sent = true;
       batch.cancels.emplace_back(handle, request.sequence);
+      continue;  // most likely it is over: a row for it waits for the answer
     }
     if (request.state == State::admitting && !request.admitting) {
       const std::uint32_t blocks = blocks_needed(request);
@@ -295,6 +296,7 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
 void PrefillCore::on_batch_done(BatchDone done, Instant now) {
   DI_ASSERT(batch_out_);
   batch_out_ = false;
+  for (const wire::Scope& scope : std::exchange(kv_releases_, {})) to_kvd(scope, wire::kv_release{});
   for (Admitted& admitted : done.admitted) {
     const auto found = requests_.find(admitted.handle);
     if (found == requests_.end()) {  // killed meanwhile
@@ -342,8 +344,9 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
   }
   for (const auto& [handle, over] : done.cancelled) {
     const auto found = requests_.find(handle);
-    if (found == requests_.end() || !over) continue;
-    end(handle, found->second.cancel_code, "stopped");
+    if (found == requests_.end()) continue;
+    // One that goes on for a while ends with its next token; here there is none after the first.
+    if (over || found->second.has_token) end(handle, found->second.cancel_code, "stopped");
   }
   double tokens = 0;
   double context = 0;
@@ -388,6 +391,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
       request.swapped_blocks = row.swapped_blocks;
       break;
   }
+  if (row.has_token && request.cancel_asked) return end(request.handle, request.cancel_code, "stopped");
   if (row.has_token) {
     request.has_token = true;
     request.token = row.token;
@@ -497,10 +501,19 @@ void PrefillCore::end(Handle handle, Code code, std::string reason) {
 
 void PrefillCore::forget(Handle handle) {
   Request& request = requests_.at(handle);
-  to_kvd(request.scope, wire::kv_release{});
+  const bool copies = batch_out_ && (request.stepping || std::any_of(request.pages.begin(), request.pages.end(), [](const Page& page) {
+                                       return page.exporting && !page.sealed;
+                                     }));
+  if (copies) {
+    // The engine reads or writes pages of it right now: di-kvd must not give them to others yet.
+    if (!kvd_.empty()) kv_releases_.push_back(request.scope);
+  } else {
+    to_kvd(request.scope, wire::kv_release{});
+  }
   if (request.in_engine) {
     releases_.push_back(request.sequence);
     by_sequence_.erase(request.sequence);
+    std::erase_if(truncations_, [&](const auto& truncation) { return truncation.first == request.sequence; });
   }
   if (const auto taken = pool_by_request_.find(handle); taken != pool_by_request_.end()) {
     pool_taken_ -= taken->second;
@@ -529,6 +542,7 @@ void PrefillCore::on_arena(const std::string& kvd, std::uint32_t generation, Ins
   if (kvd == kvd_ && generation == kvd_generation_) return;
   // The old arena is gone, and with it every page, pin and grant: the requests cannot be handed over.
   kvd_.clear();
+  kv_releases_.clear();
   std::vector<Handle> gone;
   for (const auto& [handle, request] : requests_) gone.push_back(handle);
   for (const Handle handle : gone) end(handle, Code::unreachable, "the host's di-kvd is away");
@@ -570,7 +584,8 @@ Instant PrefillCore::next_due() const {
   for (const auto& [handle, request] : requests_) {
     if (!request.opening.empty()) due = std::min(due, request.open_again);
     if (request.state == State::waiting) due = std::min(due, request.hold_until);
-    if (request.state == State::running && !request.stepping && request.not_before > Instant{}) {
+    // While a batch is out nothing can start; what follows its end looks again.
+    if (!batch_out_ && !held_step_.has_value() && request.state == State::running && request.not_before > Instant{}) {
       due = std::min(due, request.not_before);
     }
   }
@@ -589,6 +604,8 @@ std::vector<wire::Envelope> PrefillCore::take_outgoing() {
   }
   std::uint64_t kv_tokens = 0;
   for (const auto& [handle, request] : requests_) kv_tokens += request.computed_tokens;
+  // In front of everything else: a router that hears of an end must not bind to a rank that has closed.
+  std::vector<wire::Envelope> all;
   credits_.take_changed([&](const std::string& router, std::uint32_t generation, wire::rank_credit credit) {
     credit.running = static_cast<wire::U32>(requests_.size());
     credit.kv_tokens = kv_tokens;
@@ -601,9 +618,11 @@ std::vector<wire::Envelope> PrefillCore::take_outgoing() {
     credit.cost_context_us = cost_.context_us();
     wire::Scope scope;
     scope.rank = options_.rank;
-    outgoing_.push_back(wire::Envelope::make(router, generation, scope, credit));
+    all.push_back(wire::Envelope::make(router, generation, scope, credit));
   });
-  return std::exchange(outgoing_, {});
+  for (wire::Envelope& message : outgoing_) all.push_back(std::move(message));
+  outgoing_.clear();
+  return all;
 }
 
 std::vector<Gauge> PrefillCore::gauges() const {

@@ -172,6 +172,7 @@ class PrefillCore {
   std::vector<std::pair<engine::SequenceId, std::uint32_t>> truncations_;
   std::optional<engine::StepResult> held_step_;        // until ready_at
   std::vector<std::pair<std::uint32_t, double>> step_rows_;  // (tokens, context) of the step that is out
+  std::vector<wire::Scope> kv_releases_;               // when the batch that is out no longer copies
   std::vector<wire::Envelope> outgoing_;
   std::uint64_t tokens_computed_ = 0;
   std::uint64_t blocks_swapped_ = 0;

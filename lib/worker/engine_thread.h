@@ -11,7 +11,7 @@
 #include "engine/engine.h"
 #include "kv/arena.h"
 #include "loop/mailbox.h"
-#include "rank/batch.h"
+#include "rank/carry_out.h"
 
 namespace di::worker {
 
@@ -38,7 +38,6 @@ class EngineThread {
 
  private:
   void run();
-  rank::BatchDone carry_out(Work& work);
 
   loop::Loop& loop_;
   std::unique_ptr<engine::Engine> engine_;
@@ -46,28 +45,6 @@ class EngineThread {
   loop::Mailbox<rank::BatchDone> out_{1};
   loop::MailboxReader<rank::BatchDone> reader_;
   std::thread thread_;
-};
-
-// KV of a sequence's cached prefix in an arena.  Any thread.
-class ArenaSource final : public engine::KvSource {
- public:
-  // `slots` are the pages in chain order; blocks() is the sum of their counts.  `entry` tells readiness; a
-  // source whose pages are all sealed has none (`sealed`).
-  ArenaSource(std::shared_ptr<kv::ArenaClient> arena, kv::Layout layout, std::vector<wire::SlotRef> slots,
-              std::uint32_t entry, bool sealed);
-
-  [[nodiscard]] std::uint32_t blocks() const override { return blocks_; }
-  [[nodiscard]] Readiness readiness() const override;
-  void wait(std::uint32_t group, Duration at_most) override;
-  [[nodiscard]] std::vector<engine::SegmentRun> segments(std::uint32_t group) const override;
-
- private:
-  std::shared_ptr<kv::ArenaClient> arena_;
-  kv::Layout layout_;
-  std::vector<wire::SlotRef> slots_;
-  std::uint32_t entry_;
-  bool sealed_;
-  std::uint32_t blocks_ = 0;
 };
 
 }  // namespace di::worker

@@ -29,6 +29,8 @@ Status Worker::prepare(daemon::Daemon& daemon) {
     made.engine = std::make_unique<EngineThread>(
         daemon.loop(), *std::move(engine), "engine", [this, rank](rank::BatchDone&& done) {
           ranks_[rank].busy = false;
+          for (Closing& closing : closing_) closing.ranks.erase(rank);
+          close_unused();
           if (faults_.step_done && !done.step.rows.empty()) faults_.step_done(done);
           ranks_[rank].core->on_batch_done(std::move(done), daemon_->loop().now());
           turn();
@@ -179,7 +181,9 @@ void Worker::attach() {
   hello.instance = std::string(daemon_->instance());
   hello.generation = daemon_->endpoint().self().generation;
   transfer::ShmClient::Events events;
-  events.attached = [this](const wire::arena_region& region, Fd fd) {
+  const std::uint64_t attachment = ++attachment_;
+  events.attached = [this, attachment](const wire::arena_region& region, Fd fd) {
+    if (attachment != attachment_) return;
     if (region.generation != kvd_.generation) {
       // The socket is a newer daemon's than the one whose messages we get: its peer_up is on the way.
       detach("another generation of di-kvd");
@@ -197,7 +201,9 @@ void Worker::attach() {
     daemon_->ready();
     turn();
   };
-  events.detached = [this](const Error& why) { detach(why.message); };
+  events.detached = [this, attachment](const Error& why) {
+    if (attachment == attachment_) detach(why.message);
+  };
   auto client = transfer::ShmClient::connect(daemon_->loop(), config_.common.run_dir + "/" + kvd_.instance + ".arena",
                                              hello, std::move(events));
   if (!client) {
@@ -210,8 +216,13 @@ void Worker::attach() {
 void Worker::detach(std::string_view why) {
   // Called from inside the client's callback too: it is destroyed in a later turn.
   if (shm_ != nullptr) {
-    auto gone = std::make_shared<std::unique_ptr<transfer::ShmClient>>(std::move(shm_));
-    daemon_->loop().post("arena client ends", [gone] {});
+    ++attachment_;
+    Closing closing{std::move(shm_), {}};
+    for (std::uint16_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].busy) closing.ranks.insert(rank);
+    }
+    closing_.push_back(std::move(closing));
+    close_unused();
   }
   if (arena_ != nullptr) {
     log_warn("arena", "lost", {{"host", kvd_.instance}, {"reason", why}});
@@ -221,6 +232,17 @@ void Worker::detach(std::string_view why) {
   }
   attach_timer_->start_after(attach_retry);
   turn();
+}
+
+void Worker::close_unused() {
+  for (auto it = closing_.begin(); it != closing_.end();) {
+    if (!it->ranks.empty()) {
+      ++it;
+      continue;
+    }
+    daemon_->loop().post("arena client ends", [gone = std::make_shared<Closing>(std::move(*it))] {});
+    it = closing_.erase(it);
+  }
 }
 
 void Worker::stop(daemon::Daemon& daemon) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -107,6 +108,7 @@ class Worker {
   void peer_lost(net::PeerId id);
   void attach();
   void detach(std::string_view why);
+  void close_unused();
   void settle_clock();
 
   Config config_;
@@ -118,6 +120,14 @@ class Worker {
   // The arena of the own host: known peer, connection, mapping.
   net::Member kvd_;
   std::unique_ptr<transfer::ShmClient> shm_;
+  std::uint64_t attachment_ = 0;  // counts; events of an earlier connection are nobody's
+  // Connections given up while engines may still copy from or to that arena: di-kvd keeps what the ranks
+  // hold until they close.
+  struct Closing {
+    std::unique_ptr<transfer::ShmClient> shm;
+    std::set<std::uint16_t> ranks;  // whose batch was out
+  };
+  std::vector<Closing> closing_;
   std::shared_ptr<kv::ArenaClient> arena_;
   std::unique_ptr<loop::Timer> attach_timer_;
   std::unique_ptr<loop::Timer> due_timer_;
