@@ -532,6 +532,7 @@ void RouterCore::on_peer_up(const wire::Member& member, Instant now) {
 }
 
 void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
+  ranks_.remove(instance);  // first: what is lost here looks for a place elsewhere
   if (instance == meta_) {
     meta_.clear();
     for (auto& [id, flight] : flights_) {
