@@ -474,9 +474,10 @@ class Search {
     }
     // Timers: only when nothing else is on its way, which is when they matter.
     if (!moved) timers(s, step);
-    // Loss of any one process at any step.
+    // Loss of any one process at any step.  The other two are the same by symmetry: binding to either and
+    // a seat at either are steps of their own.
     if (s.faults_left > 0 && !s.ended) {
-      for (int node : {1, 2, 3, 4}) {
+      for (int node : {1, 3}) {
         State next = s;
         --next.faults_left;
         lose(next, node);

@@ -1,0 +1,28 @@
+// tests/sim/cluster.h: one run of a simulated fleet from a seed: a router, di-meta, a host, a store, two
+// prefill and two decode ranks; clients that ask and leave; faults; checks while it runs and at the end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace di::sim {
+
+struct Report {
+  std::string failure;  // empty when everything held
+  int requests = 0;
+  int ok = 0;
+  int cancelled = 0;
+  int out_of_attempts = 0;
+  int turned_away = 0;  // submits that found no rank up and were tried again
+  int faults = 0;
+  int reentries = 0;
+  std::uint64_t cached_tokens = 0;
+  std::uint64_t tokens = 0;
+  std::uint64_t events = 0;
+  double seconds = 0;   // of virtual time
+};
+
+// Everything follows from `seed`.  `trace` prints every delivered message.
+[[nodiscard]] Report run_cluster(std::uint64_t seed, bool trace);
+
+}  // namespace di::sim

@@ -1,0 +1,560 @@
+#include "tests/sim/nodes.h"
+
+#include <algorithm>
+
+#include "base/checksum.h"
+
+namespace di::sim {
+
+namespace {
+
+template <class Gauges>
+std::string not_zero(const Gauges& gauges) {
+  std::string text;
+  for (const auto& gauge : gauges) {
+    if (gauge.count != 0) text += " " + gauge.name + "=" + std::to_string(gauge.count);
+  }
+  return text;
+}
+
+}  // namespace
+
+// ---- di-meta ---------------------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<directory::InstanceRow> rows_of(const MetaDisk& disk) {
+  std::vector<directory::InstanceRow> rows;
+  for (const auto& [instance, row] : disk.rows) rows.push_back(row);
+  return rows;
+}
+
+directory::Index::Options index_options(std::uint64_t run) {
+  directory::Index::Options options;
+  options.run = run;
+  return options;
+}
+
+}  // namespace
+
+MetaNode::MetaNode(World& world, std::size_t process, MetaDisk& disk)
+    : world_(world),
+      process_(process),
+      disk_(disk),
+      membership_(rows_of(disk), ++disk.run),
+      index_(index_options(disk.run), world.now()) {}
+
+Member MetaNode::admit(const Member& self, std::uint64_t boot, bool is_self) {
+  const auto admission = membership_.judge({self, boot});
+  if (!admission) {
+    world_.fail("registration of " + self.instance + " refused: " + admission.error().message);
+    return {};
+  }
+  disk_.rows[self.instance] = admission->row;
+  if (is_self) {
+    membership_.admit_self(*admission);
+  } else {
+    apply(membership_.admit(*admission, world_.now()));
+  }
+  return admission->member;
+}
+
+void MetaNode::on_peer_up(const Member& peer) {
+  const Member* present = membership_.find(peer.id, peer.generation);
+  if (present == nullptr) {
+    apply(membership_.rejoin(peer, world_.now()));
+    present = membership_.find(peer.id, peer.generation);
+    if (present == nullptr) return;
+  }
+  connected_[peer.instance] = peer.generation;
+  const directory::Holder holder{peer.instance, peer.generation};
+  if (peer.role == "host") index_.host_up(holder);
+  if (peer.role == "store") index_.store_up(holder, world_.now());
+}
+
+void MetaNode::on_peer_lost(const Member& peer) {
+  connected_.erase(peer.instance);
+  apply(membership_.lost(peer.id, peer.generation));
+}
+
+void MetaNode::apply(const directory::Membership::Change& change) {
+  for (const directory::Holder& holder : change.lost) index_.lost(holder, world_.now());
+}
+
+void MetaNode::on_message(const wire::Envelope& message) {
+  const auto connected = connected_.find(message.peer);
+  if (connected == connected_.end() || connected->second != message.peer_generation) return;
+  const directory::Holder holder{message.peer, message.peer_generation};
+  const Instant now = world_.now();
+  switch (message.number) {
+    case wire::meta_match::number: answer(message, index_.match(*message.as<wire::meta_match>())); break;
+    case wire::meta_plan::number:
+      answer(message, index_.plan(holder, message.scope.request, *message.as<wire::meta_plan>(), now));
+      break;
+    case wire::meta_renew::number: index_.renew(holder, *message.as<wire::meta_renew>(), now); break;
+    case wire::meta_release::number: index_.release(holder, *message.as<wire::meta_release>()); break;
+    case wire::meta_arena_delta::number:
+      if (index_.arena_delta(holder, *message.as<wire::meta_arena_delta>())) answer(message, wire::meta_arena_resync{});
+      break;
+    case wire::meta_put_open::number:
+      answer(message, index_.put_open(holder, *message.as<wire::meta_put_open>(), now));
+      break;
+    case wire::meta_put_commit::number:
+      answer(message, index_.put_commit(holder, *message.as<wire::meta_put_commit>(), now));
+      break;
+    case wire::meta_put_abort::number: index_.put_abort(holder, *message.as<wire::meta_put_abort>(), now); break;
+    case wire::meta_inventory::number:
+      if (const auto ack = index_.inventory(holder, *message.as<wire::meta_inventory>(), now)) answer(message, *ack);
+      break;
+    case wire::meta_read_failed::number: index_.read_failed(*message.as<wire::meta_read_failed>(), now); break;
+    default: world_.fail("di-meta got " + std::string(wire::message_name(message.number)));
+  }
+}
+
+void MetaNode::on_time() {
+  for (const directory::Index::Free& free : index_.step(world_.now())) {
+    world_.send(process_, wire::Envelope::make(free.store, 0, {}, free.message));
+  }
+}
+
+Instant MetaNode::turn() {
+  if (++turns_ % 16 == 0) index_.test_check();
+  return index_.next_due();
+}
+
+std::string MetaNode::held() const {
+  std::string text;
+  if (index_.leases() > 0) text += " leases=" + std::to_string(index_.leases());
+  if (index_.open_puts() > 0) text += " open_puts=" + std::to_string(index_.open_puts());
+  return text;
+}
+
+// ---- di-kvd store ----------------------------------------------------------------------------------------
+
+void StoreNode::on_peer_up(const Member& peer) {
+  if (peer.program == "di-meta") {
+    meta_ = host::Peer{peer.instance, peer.generation};
+    listed_.clear();
+    for (const auto& [stripe, column] : disk_.columns) listed_.push_back(stripe);
+    inventory(0);
+    return;
+  }
+  Host& host = hosts_[peer.instance];
+  if (host.generation != peer.generation) {
+    if (host.arena) host.arena->fail();
+    host = Host{};
+    host.generation = peer.generation;
+  }
+  if (host.socket == 0) host.socket = world_.attach(process_, world_.find(peer.instance));
+}
+
+void StoreNode::on_peer_lost(const Member& peer) {
+  if (peer.program == "di-meta") {
+    meta_.reset();
+    return;
+  }
+  const auto found = hosts_.find(peer.instance);
+  if (found == hosts_.end()) return;
+  found->second.waiting.clear();
+  // Their answers would go to nobody; the mapping stays as long as its socket.
+  for (auto& [id, transfer] : transfers_) {
+    if (id.first == host::Peer{peer.instance, peer.generation}) transfer.cancelled = true;
+  }
+}
+
+void StoreNode::on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) {
+  for (auto& [instance, host] : hosts_) {
+    if (host.socket != socket) continue;
+    if (arena == nullptr || generation != host.generation) {
+      if (arena != nullptr) world_.detach(socket);
+      if (host.arena) host.arena->fail();
+      host.arena.reset();
+      host.socket = 0;
+      const host::Peer peer{instance, host.generation};
+      for (const wire::Envelope& message : std::exchange(host.waiting, {})) {
+        if (message.number == wire::kv_read::number) {
+          const auto want = *message.as<wire::kv_read>();
+          send(peer, wire::kv_read_done{want.transfer, static_cast<std::uint16_t>(Code::unreachable), 0});
+        } else {
+          const auto want = *message.as<wire::kv_put>();
+          send(peer, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(Code::unreachable)});
+        }
+      }
+      return;
+    }
+    host.arena = std::move(arena);
+    for (const wire::Envelope& message : std::exchange(host.waiting, {})) on_message(message);
+    return;
+  }
+}
+
+void StoreNode::on_message(const wire::Envelope& message) {
+  const host::Peer from{message.peer, message.peer_generation};
+  switch (message.number) {
+    case wire::kv_free::number: {
+      const auto free = *message.as<wire::kv_free>();
+      for (const std::uint64_t stripe : free.stripes) disk_.columns.erase(stripe);
+      return;
+    }
+    case wire::meta_inventory_ack::number: {
+      const auto ack = *message.as<wire::meta_inventory_ack>();
+      for (const std::uint64_t stripe : ack.unknown) disk_.columns.erase(stripe);
+      if ((ack.cursor + 1) * 3 < listed_.size()) inventory(ack.cursor + 1);
+      return;
+    }
+    case wire::kv_read_cancel::number: {
+      const auto cancel = *message.as<wire::kv_read_cancel>();
+      const auto found = transfers_.find({from, cancel.transfer});
+      if (found == transfers_.end()) {
+        send(from, wire::kv_read_cancelled{cancel.transfer});
+      } else {
+        found->second.cancelled = found->second.answer_cancel = true;
+      }
+      return;
+    }
+    case wire::kv_read::number:
+    case wire::kv_put::number: {
+      const auto host = hosts_.find(message.peer);
+      if (host == hosts_.end() || host->second.generation != message.peer_generation) return;
+      if (!host->second.arena) {
+        if (host->second.socket == 0) host->second.socket = world_.attach(process_, world_.find(message.peer));
+        host->second.waiting.push_back(message);
+      } else if (message.number == wire::kv_read::number) {
+        read(host->second, message);
+      } else {
+        put(host->second, message);
+      }
+      return;
+    }
+    default: world_.fail("the store got " + std::string(wire::message_name(message.number)));
+  }
+}
+
+void StoreNode::inventory(std::uint64_t cursor) {
+  if (!meta_) return;
+  wire::meta_inventory part;
+  part.cursor = cursor;
+  for (std::size_t i = cursor * 3; i < std::min<std::size_t>(listed_.size(), cursor * 3 + 3); ++i) {
+    const auto found = disk_.columns.find(listed_[i]);
+    if (found != disk_.columns.end()) part.shards.push_back(found->second.record);
+  }
+  part.last = (cursor + 1) * 3 >= listed_.size();
+  send(*meta_, part);
+}
+
+void StoreNode::read(Host& host, const wire::Envelope& message) {
+  const auto want = *message.as<wire::kv_read>();
+  const TransferId id{{message.peer, message.peer_generation}, want.transfer};
+  if (!transfers_.emplace(id, Transfer{}).second) return;
+  read_group(id, want, host.arena, 0);
+}
+
+void StoreNode::read_group(const TransferId& id, const wire::kv_read& want, std::shared_ptr<kv::ArenaClient> arena,
+                           std::uint32_t group) {
+  world_.after(process_, world_.random_time(microseconds(100), milliseconds(3)), [this, id, want, arena, group] {
+    const auto transfer = transfers_.find(id);
+    const auto finish = [&](Code code, std::uint32_t last) {
+      const Transfer over = transfer->second;
+      transfers_.erase(transfer);
+      if (!over.cancelled) {
+        send(id.first, wire::kv_read_done{want.transfer, static_cast<std::uint16_t>(code), last});
+      } else if (over.answer_cancel) {
+        send(id.first, wire::kv_read_cancelled{want.transfer});
+      }
+    };
+    if (transfer->second.cancelled) return finish(Code::cancelled, 0);
+    const auto column = disk_.columns.find(want.stripe);
+    if (column == disk_.columns.end()) return finish(Code::not_found, 0);
+    if (world_.rng.chance(settings_.store_fails)) return finish(world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
+    const kv::Layout& layout = *settings_.layout;
+    auto slot = arena->slot_to_write(want.slot, column->second.payload.size());
+    if (!slot) return finish(Code::stale, 0);
+    const auto from = ByteView(column->second.payload)
+                          .subspan(layout.segment_offset(group, want.page_blocks), layout.segment_bytes(group, want.page_blocks));
+    const MutableByteView to = slot->subspan(layout.segment_offset(group, want.page_blocks), from.size());
+    std::copy(from.begin(), from.end(), to.begin());
+    // Bits that flip on the way: the host's checksum finds them.
+    if (world_.rng.chance(settings_.store_fails)) to[0] ^= std::byte{1};
+    if (group + 1 == layout.groups()) return finish(Code::ok, group);
+    send(id.first, wire::kv_read_done{want.transfer, 0, group});
+    read_group(id, want, arena, group + 1);
+  });
+}
+
+void StoreNode::put(Host& host, const wire::Envelope& message) {
+  const host::Peer from{message.peer, message.peer_generation};
+  const auto want = *message.as<wire::kv_put>();
+  world_.after(process_, world_.random_time(microseconds(200), milliseconds(5)), [this, from, want, arena = host.arena] {
+    const auto answer = [&](Code code) {
+      send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
+    };
+    if (world_.rng.chance(settings_.store_fails)) return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
+    const kv::Layout& layout = *settings_.layout;
+    const auto page = arena->page(layout, want.slot);
+    if (!page) return answer(Code::stale);
+    StoreDisk::Column column;
+    column.payload.assign(page->begin(), page->end());
+    const wire::PutPage& described = want.pages.at(want.column);
+    for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+      const auto segment = ByteView(column.payload)
+                               .subspan(layout.segment_offset(group, want.slot.page_blocks),
+                                        layout.segment_bytes(group, want.slot.page_blocks));
+      if (crc32c(segment) != described.crcs.at(group)) return answer(Code::corrupt);
+    }
+    column.record = {want.stripe, want.volume, want.column, disk_.next_generation++, want.fingerprint, want.pages};
+    disk_.columns.insert_or_assign(want.stripe, std::move(column));
+    answer(Code::ok);
+  });
+}
+
+std::string StoreNode::held() const {
+  return transfers_.empty() ? "" : " transfers=" + std::to_string(transfers_.size());
+}
+
+// ---- di-kvd host -----------------------------------------------------------------------------------------
+
+HostNode::HostNode(World& world, std::size_t process, const Member& self, const Settings& settings)
+    : world_(world), process_(process) {
+  constexpr std::uint32_t slots = 512;
+  kv::ArenaOwner::Options arena;
+  arena.name = self.instance;
+  arena.payload_bytes = settings.arena_units * settings.layout->page_bytes(1);
+  arena.slots_max = slots;
+  arena.entries_max = settings.entries;
+  auto made = kv::ArenaOwner::create(arena);
+  DI_ASSERT(made.ok());
+  arena_ = *std::move(made);
+  arena_->set_generation(self.generation);
+  host::Core::Options options;
+  options.self = {self.instance, self.generation};
+  options.arena = {.payload_bytes = arena.payload_bytes, .slots_max = slots};
+  options.entries_max = settings.entries;
+  options.fetch.fetch_delay = settings.fetch_delay;
+  options.fetch.prefetch_hold = settings.hold;
+  options.handover.hold = settings.hold;
+  options.writeback.admit = settings.admit;
+  core_ = std::make_unique<host::Core>(options, static_cast<host::ArenaPort&>(*this));
+}
+
+std::uint32_t HostNode::segment_crc(std::uint64_t offset, std::uint64_t bytes) {
+  return crc32c(arena_->payload(offset, bytes));
+}
+
+void HostNode::on_peer_up(const Member& peer) {
+  const host::PeerKind kind = host::peer_kind(peer.program, peer.role);
+  if (kind == host::PeerKind::rank) {
+    const auto layout = kv::Layout::decode(peer.layout);
+    DI_ASSERT(layout.ok() && core_->set_layout(*layout).ok());
+  }
+  core_->on_peer_up({peer.instance, peer.generation}, kind, now());
+}
+
+void HostNode::on_peer_lost(const Member& peer) {
+  core_->on_peer_lost({peer.instance, peer.generation}, now());
+}
+
+void HostNode::on_client(const Member& client, bool attached) {
+  if (attached) {
+    core_->on_attached({client.instance, client.generation});
+  } else {
+    core_->on_detached({client.instance, client.generation}, now());
+  }
+}
+
+Instant HostNode::turn() {
+  core_->flush(now());
+  for (host::Outbox sent = core_->take_outgoing(); !sent.empty(); sent = core_->take_outgoing()) {
+    for (wire::Envelope& message : sent) {
+      if (message.peer == core_->self().instance) {
+        core_->on_message(message, now());
+      } else {
+        world_.send(process_, message);
+      }
+    }
+    core_->flush(now());
+  }
+  if (const Status status = core_->check(); !status.ok()) world_.fail("di-kvd: " + status.error().message);
+  const host::Due due = core_->next_due();
+  return std::min(due.product, due.liveness);
+}
+
+std::string HostNode::held() const {
+  return not_zero(core_->gauges());
+}
+
+// ---- ranks -----------------------------------------------------------------------------------------------
+
+namespace {
+
+template <class Core>
+typename Core::Options rank_options(const Settings& settings) {
+  typename Core::Options options;
+  options.requests_max = settings.requests_max;
+  options.swap_wait = Duration(0);  // the thread of the simulation must not wait
+  if constexpr (std::is_same_v<Core, rank::PrefillCore>) {
+    options.chunk_tokens = settings.chunk_tokens;
+    options.overlap = settings.overlap;
+    options.hold = settings.hold;
+  } else {
+    options.seat_ttl = settings.seat_ttl;
+  }
+  return options;
+}
+
+}  // namespace
+
+template <class Core>
+RankNode<Core>::RankNode(World& world, std::size_t process, const Member& self, const Settings& settings)
+    : world_(world), process_(process), self_(self) {
+  const bool prefill = std::is_same_v<Core, rank::PrefillCore>;
+  engine::ScriptEngine::Options options{
+      .description = {.model = self.model,
+                      .layout = *settings.layout,
+                      .revision = self.revision,
+                      .context_tokens_max = settings.context_tokens,
+                      .vocab = 1000,
+                      .pool_blocks = prefill ? settings.prefill_pool_blocks : settings.decode_pool_blocks,
+                      .sequences_max = settings.requests_max,
+                      .wants_debug_text = true},
+      .lines = settings.lines,
+      .step_delay = settings.step_delay,
+      .on_crash = [this] { world_.fail("the script crashed " + self_.instance); }};
+  auto made = engine::ScriptEngine::create(std::move(options));
+  DI_ASSERT(made.ok());
+  engine_ = *std::move(made);
+  core_.emplace(rank_options<Core>(settings), engine_->describe());
+}
+
+template <class Core>
+void RankNode<Core>::on_peer_up(const Member& peer) {
+  if (peer.program == "di-router") core_->on_router_up(peer.instance, peer.generation, world_.now());
+  if (peer.role == "host") {
+    kvd_ = peer;
+    attach();
+  }
+}
+
+template <class Core>
+void RankNode<Core>::on_peer_lost(const Member& peer) {
+  if (peer.program == "di-router") core_->on_router_lost(peer.instance, world_.now());
+  if (kvd_ && kvd_->instance == peer.instance) {
+    kvd_.reset();
+    detach();
+  }
+}
+
+template <class Core>
+void RankNode<Core>::attach() {
+  if (!kvd_ || socket_ != 0) return;
+  socket_ = world_.attach(process_, world_.find(kvd_->instance));
+  if (socket_ == 0 && !attach_pending_) {
+    attach_pending_ = true;
+    world_.after(process_, milliseconds(50), [this] {
+      attach_pending_ = false;
+      attach();
+    });
+  }
+}
+
+template <class Core>
+void RankNode<Core>::on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) {
+  if (socket != socket_) return;
+  // The end, or another daemon's than the one whose messages we get.
+  if (arena == nullptr || !kvd_ || generation != kvd_->generation) return detach();
+  arena_ = std::move(arena);
+  core_->on_arena(kvd_->instance, kvd_->generation, world_.now());
+}
+
+template <class Core>
+void RankNode<Core>::detach() {
+  if (socket_ != 0) {
+    // The engine may be reading or writing: the host learns when it is done.
+    if (busy_) {
+      closing_.push_back(socket_);
+    } else {
+      world_.detach(socket_);
+    }
+    socket_ = 0;
+  }
+  if (arena_ != nullptr) {
+    arena_->fail();
+    arena_.reset();
+    core_->on_arena("", 0, world_.now());
+  }
+  if (!attach_pending_) {
+    attach_pending_ = true;
+    world_.after(process_, milliseconds(50), [this] {
+      attach_pending_ = false;
+      attach();
+    });
+  }
+}
+
+template <class Core>
+Instant RankNode<Core>::turn() {
+  if (!busy_) {
+    if (auto next = core_->next_batch(world_.now())) {
+      busy_ = true;
+      const auto batch = std::make_shared<rank::Batch>(*std::move(next));
+      const Duration took = world_.random_time(microseconds(200), milliseconds(6));
+      world_.after(process_, took, [this, batch, arena = arena_, took] {
+        const auto done = std::make_shared<rank::BatchDone>(rank::carry_out(std::move(*batch), arena, *engine_, world_.clock));
+        done->step_took = took;
+        world_.after(process_, world_.random_time(microseconds(10), milliseconds(1)), [this, done] {
+          busy_ = false;
+          for (const std::uint64_t socket : std::exchange(closing_, {})) world_.detach(socket);
+          core_->on_batch_done(std::move(*done), world_.now());
+        });
+      });
+    }
+  }
+  for (const wire::Envelope& message : core_->take_outgoing()) world_.send(process_, message);
+  return core_->next_due();
+}
+
+template <class Core>
+std::string RankNode<Core>::held() const {
+  std::string text = not_zero(core_->gauges());
+  if (engine_->pool_blocks_used() != 0) text += " engine_blocks=" + std::to_string(engine_->pool_blocks_used());
+  return text;
+}
+
+template class RankNode<rank::PrefillCore>;
+template class RankNode<rank::DecodeCore>;
+
+// ---- di-router -------------------------------------------------------------------------------------------
+
+namespace {
+
+request::RouterCore::Options router_options(const Settings& settings) {
+  request::RouterCore::Options options;
+  options.attempts_max = settings.attempts_max;
+  options.block_tokens = settings.layout->block_tokens();
+  options.chunk_tokens = settings.chunk_tokens;
+  options.first_token_wait = seconds(200);
+  options.next_token_wait = seconds(20);
+  options.total_wait = seconds(400);
+  return options;
+}
+
+}  // namespace
+
+RouterNode::RouterNode(World& world, std::size_t process, const Settings& settings, Events events)
+    : core(router_options(settings)), world_(world), process_(process), events_(std::move(events)) {}
+
+Instant RouterNode::turn() {
+  for (const wire::Envelope& message : core.take_outgoing()) world_.send(process_, message);
+  for (const request::Emission& emission : core.take_emissions()) events_.emitted(emission);
+  for (const request::Ending& ending : core.take_endings()) events_.ended(ending);
+  return core.next_due();
+}
+
+std::string RouterNode::held() const {
+  std::string text;
+  if (!core.flights().empty()) text += " flights=" + std::to_string(core.flights().size());
+  if (core.ranks().outstanding() != 0) text += " outstanding=" + std::to_string(core.ranks().outstanding());
+  if (core.queued() != 0) text += " queued=" + std::to_string(core.queued());
+  return text;
+}
+
+}  // namespace di::sim

@@ -1,0 +1,233 @@
+// tests/sim/nodes.h: the shells of the simulated fleet, each around the real core of its program.
+//
+// They do what cmd/ and lib/worker do with sockets and timers, on a World instead.  The store is a map in
+// memory with the messages of store/server.h; what it holds (StoreDisk) and what di-meta saves
+// (MetaDisk) outlive their processes.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "directory/index.h"
+#include "directory/membership.h"
+#include "engine/script.h"
+#include "host/core.h"
+#include "rank/carry_out.h"
+#include "rank/decode.h"
+#include "rank/prefill.h"
+#include "request/core.h"
+#include "tests/sim/world.h"
+
+namespace di::sim {
+
+// What differs between seeds.
+struct Settings {
+  std::optional<kv::Layout> layout;
+  std::uint32_t prefill_pool_blocks = 64;
+  std::uint32_t decode_pool_blocks = 96;
+  std::uint32_t requests_max = 6;           // of a rank
+  std::uint32_t chunk_tokens = 16;
+  std::uint32_t arena_units = 64;           // pages of one block
+  std::uint32_t entries = 48;
+  std::uint16_t attempts_max = 4;
+  Duration fetch_delay{};
+  Duration step_delay{};
+  Duration hold = seconds(60);
+  Duration seat_ttl = seconds(30);
+  bool overlap = true;
+  host::Admit admit = host::Admit::always;
+  double store_fails = 0;                   // chance of each read and put
+  std::vector<engine::ScriptLine> lines;
+  std::uint32_t context_tokens = 512;
+};
+
+// ---- di-meta ---------------------------------------------------------------------------------------------
+
+struct MetaDisk {
+  std::map<std::string, directory::InstanceRow> rows;
+  std::uint64_t run = 0;
+};
+
+class MetaNode final : public Node {
+ public:
+  MetaNode(World& world, std::size_t process, MetaDisk& disk);
+  Member admit(const Member& self, std::uint64_t boot, bool is_self);
+
+  void on_peer_up(const Member& peer) override;
+  void on_peer_lost(const Member& peer) override;
+  void on_message(const wire::Envelope& message) override;
+  void on_time() override;
+  Instant turn() override;
+  [[nodiscard]] std::string held() const override;
+
+ private:
+  void apply(const directory::Membership::Change& change);
+  template <class M>
+  void answer(const wire::Envelope& question, const M& message) {
+    world_.send(process_, wire::Envelope::make(question.peer, question.peer_generation,
+                                               {question.scope.request, question.scope.attempt, 0, 0}, message));
+  }
+
+  World& world_;
+  std::size_t process_;
+  MetaDisk& disk_;
+  directory::Membership membership_;
+  directory::Index index_;
+  std::map<std::string, std::uint32_t> connected_;  // instance -> generation
+  std::uint64_t turns_ = 0;
+};
+
+// ---- di-kvd store ----------------------------------------------------------------------------------------
+
+struct StoreDisk {
+  struct Column {
+    wire::ShardRecord record;
+    Bytes payload;
+  };
+  std::map<std::uint64_t, Column> columns;
+  std::uint32_t next_generation = 1;
+};
+
+class StoreNode final : public Node {
+ public:
+  StoreNode(World& world, std::size_t process, StoreDisk& disk, const Settings& settings)
+      : world_(world), process_(process), disk_(disk), settings_(settings) {}
+
+  void on_peer_up(const Member& peer) override;
+  void on_peer_lost(const Member& peer) override;
+  void on_message(const wire::Envelope& message) override;
+  void on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) override;
+  void on_time() override {}
+  Instant turn() override { return instant_never; }
+  [[nodiscard]] std::string held() const override;
+
+ private:
+  struct Host {
+    std::uint32_t generation = 0;
+    std::uint64_t socket = 0;
+    std::shared_ptr<kv::ArenaClient> arena;
+    std::vector<wire::Envelope> waiting;
+  };
+  struct Transfer {
+    bool cancelled = false;
+    bool answer_cancel = false;
+  };
+  using TransferId = std::pair<host::Peer, std::uint64_t>;
+
+  void read(Host& host, const wire::Envelope& message);
+  void read_group(const TransferId& id, const wire::kv_read& want, std::shared_ptr<kv::ArenaClient> arena,
+                  std::uint32_t group);
+  void put(Host& host, const wire::Envelope& message);
+  void inventory(std::uint64_t cursor);
+  template <class M>
+  void send(const host::Peer& to, const M& message) {
+    world_.send(process_, wire::Envelope::make(to.instance, to.generation, {}, message));
+  }
+
+  World& world_;
+  std::size_t process_;
+  StoreDisk& disk_;
+  const Settings& settings_;
+  std::map<std::string, Host> hosts_;
+  std::map<TransferId, Transfer> transfers_;
+  std::optional<host::Peer> meta_;
+  std::vector<std::uint64_t> listed_;
+};
+
+// ---- di-kvd host -----------------------------------------------------------------------------------------
+
+class HostNode final : public Node, private host::ArenaPort {
+ public:
+  HostNode(World& world, std::size_t process, const Member& self, const Settings& settings);
+
+  void on_peer_up(const Member& peer) override;
+  void on_peer_lost(const Member& peer) override;
+  void on_message(const wire::Envelope& message) override { core_->on_message(message, now()); }
+  void on_time() override { core_->on_time(now()); }
+  void on_client(const Member& client, bool attached) override;
+  Instant turn() override;
+  [[nodiscard]] std::string held() const override;
+  [[nodiscard]] kv::ArenaOwner* arena() override { return arena_.get(); }
+
+ private:
+  [[nodiscard]] host::Now now() const { return {world_.now(), world_.now()}; }
+  void slot_assign(const kv::ArenaOwner::Slot& slot) override { arena_->slot_assign(slot); }
+  void slot_state(std::uint32_t slot, kv::SlotState state) override { arena_->slot_state(slot, state); }
+  void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs) override { arena_->slot_crcs(slot, crcs); }
+  void slot_segments(std::uint32_t slot, std::uint32_t segments) override { arena_->slot_segments(slot, segments); }
+  void slot_free(std::uint32_t slot) override { arena_->slot_free(slot); }
+  void entry_open(std::uint32_t handle) override { arena_->entry_open(handle); }
+  void entry_set(std::uint32_t handle, const kv::Readiness& readiness) override { arena_->entry_set(handle, readiness); }
+  void entry_close(std::uint32_t handle) override { arena_->entry_close(handle); }
+  std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override;
+
+  World& world_;
+  std::size_t process_;
+  std::unique_ptr<kv::ArenaOwner> arena_;
+  std::unique_ptr<host::Core> core_;
+};
+
+// ---- di-prefill and di-decode ----------------------------------------------------------------------------
+
+// What lib/worker is to a rank's core; `Core` is rank::PrefillCore or rank::DecodeCore.
+template <class Core>
+class RankNode final : public Node {
+ public:
+  RankNode(World& world, std::size_t process, const Member& self, const Settings& settings);
+
+  void on_peer_up(const Member& peer) override;
+  void on_peer_lost(const Member& peer) override;
+  void on_message(const wire::Envelope& message) override { core_->on_message(message, world_.now()); }
+  void on_time() override { core_->on_time(world_.now()); }
+  void on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) override;
+  Instant turn() override;
+  [[nodiscard]] std::string held() const override;
+  void drain(bool on) { core_->set_draining(on); }
+
+ private:
+  void attach();
+  void detach();
+
+  World& world_;
+  std::size_t process_;
+  Member self_;
+  std::unique_ptr<engine::ScriptEngine> engine_;
+  std::optional<Core> core_;
+  bool busy_ = false;
+  std::optional<Member> kvd_;
+  std::uint64_t socket_ = 0;
+  std::shared_ptr<kv::ArenaClient> arena_;
+  std::vector<std::uint64_t> closing_;  // sockets of arenas that the batch that is out may still use
+  bool attach_pending_ = false;
+};
+
+// ---- di-router -------------------------------------------------------------------------------------------
+
+class RouterNode final : public Node {
+ public:
+  struct Events {
+    std::function<void(const request::Emission&)> emitted;
+    std::function<void(const request::Ending&)> ended;
+  };
+  RouterNode(World& world, std::size_t process, const Settings& settings, Events events);
+
+  void on_peer_up(const Member& peer) override { core.on_peer_up(peer, world_.now()); }
+  void on_peer_lost(const Member& peer) override { core.on_peer_lost(peer.instance, world_.now()); }
+  void on_message(const wire::Envelope& message) override { core.on_message(message, world_.now()); }
+  void on_time() override { core.on_time(world_.now()); }
+  Instant turn() override;
+  [[nodiscard]] std::string held() const override;
+
+  request::RouterCore core;
+
+ private:
+  World& world_;
+  std::size_t process_;
+  Events events_;
+};
+
+}  // namespace di::sim
