@@ -1,72 +1,124 @@
-"""The unmodified `openai` client against the demo model: a streamed chat with usage, models, typed errors."""
+"""The openai Python client, as it comes from PyPI, against a fleet (tests/clients/run)."""
 
+import asyncio
 import pathlib
 import sys
 
 import openai
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import Fleet, main, words  # noqa: E402
+from fleet import PATIENCE, Fleet, main, pieces, script_fleet  # noqa: E402
+
+ASK = [{"role": "user", "content": "count"}]
+COUNT = {"match": "count", "pieces": pieces("one", " two", " three")}
 
 
-def client_of(fleet, **kwargs):
+def client_of(fleet, cls=openai.OpenAI, **options):
     host, port = fleet.address
-    return openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key=kwargs.pop("api_key", fleet.key), max_retries=0, **kwargs)
+    return cls(**{"base_url": f"http://{host}:{port}/v1", "api_key": fleet.key, "timeout": 60 * PATIENCE,
+                  "max_retries": 0, **options})
 
 
-def a_streamed_chat_with_usage():
-    with Fleet() as fleet:
+def failure(kind, call):
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def chat_streamed_and_whole():
+    with script_fleet([COUNT]) as fleet:
         client = client_of(fleet)
-        stream = client.chat.completions.create(model="demo", stream=True, stream_options={"include_usage": True},
-                                                temperature=0, messages=[{"role": "user", "content": "What does di-kvd do?"}])
-        text, usage, finish = "", None, None
-        for chunk in stream:
-            if chunk.usage is not None:
-                usage = chunk.usage
-            for choice in chunk.choices:
-                text += choice.delta.content or ""
-                finish = choice.finish_reason or finish
-        assert text.startswith("di-kvd holds the KV cache"), text
-        assert finish == "stop"
-        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        chunks = list(client.chat.completions.create(model="demo", messages=ASK, stream=True,
+                                                     stream_options={"include_usage": True}))
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == "one two three", text
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        usage = chunks[-1].usage
+        assert not chunks[-1].choices and usage.completion_tokens == 3, chunks[-1]
+        assert usage.total_tokens == usage.prompt_tokens + 3
         assert usage.prompt_tokens_details.cached_tokens == 0
-        whole = client.chat.completions.create(model="demo", temperature=0,
-                                               messages=[{"role": "user", "content": "What does di-kvd do?"}])
+        assert len({c.id for c in chunks}) == 1
+
+        whole = client.chat.completions.create(model="demo", messages=ASK)
         assert whole.choices[0].message.content == text
+        assert whole.choices[0].finish_reason == "stop" and whole.usage.completion_tokens == 3
+        raw = client.chat.completions.with_raw_response.create(model="demo", messages=ASK)
+        assert fleet.explain(raw.headers["x-request-id"]), "explain knows the id that the client got"
+        fleet.await_idle()
 
 
-def models_are_listed():
+def models():
+    with script_fleet([COUNT]) as fleet:
+        client = client_of(fleet)
+        assert [model.id for model in client.models.list()] == ["demo"]
+        assert client.models.retrieve("demo").object == "model"
+        error = failure(openai.NotFoundError, lambda: client.models.retrieve("none"))
+        assert error.code == "model_not_found" and error.request_id, error
+
+
+def typed_errors():
+    with script_fleet([COUNT], overrides=["di-router:model.context_tokens_max=256"]) as fleet:
+        client = client_of(fleet)
+        create = client.chat.completions.create
+
+        def ask(**fields):
+            return lambda: create(**{"model": "demo", "messages": ASK, **fields})
+
+        stranger = client_of(fleet, api_key="sk-di-AAAAAAAA-" + "A" * 43)
+        error = failure(openai.AuthenticationError,
+                        lambda: stranger.chat.completions.create(model="demo", messages=ASK))
+        assert error.status_code == 401 and error.code == "invalid_api_key", error
+        error = failure(openai.NotFoundError, ask(model="none"))
+        assert error.code == "model_not_found" and error.param == "model", error
+        assert failure(openai.BadRequestError, ask(logprobs=True)).param == "logprobs"
+        assert failure(openai.BadRequestError, ask(temperature=9)).param == "temperature"
+        assert failure(openai.BadRequestError, ask(n=2)).param == "n"
+        long = [{"role": "user", "content": "word " * 1000}]
+        assert failure(openai.BadRequestError, ask(messages=long)).code == "context_length_exceeded"
+        assert failure(openai.NotFoundError, lambda: client.embeddings.create(model="demo", input="x"))
+        fleet.await_idle()
+
+
+def the_tenants_limit():
+    lines = [{"match": "", "pieces": pieces("a", "b"), "finish": "stall"}]
+    with script_fleet(lines, overrides=["di-router:limits.concurrency_max=1"]) as fleet:
+        client = client_of(fleet)
+        with client.chat.completions.create(model="demo", messages=ASK, stream=True) as stream:
+            next(iter(stream))
+            error = failure(openai.RateLimitError,
+                            lambda: client.chat.completions.create(model="demo", messages=ASK))
+            assert error.status_code == 429 and error.response.headers["retry-after"] == "1"
+        # Leaving the stream gave the place back.
+        fleet.await_idle()
+
+
+def many_at_once():
+    async def all_of(fleet):
+        async with client_of(fleet, openai.AsyncOpenAI) as client:
+            async def one():
+                stream = await client.chat.completions.create(model="demo", messages=ASK, stream=True)
+                return "".join([c.choices[0].delta.content or "" async for c in stream])
+            return await asyncio.gather(*(one() for _ in range(24)))
+
+    with script_fleet([COUNT]) as fleet:
+        assert set(asyncio.run(all_of(fleet))) == {"one two three"}
+        fleet.await_idle()
+
+
+def the_demo_model():
+    ask = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": "What does di-kvd do?"}]}
     with Fleet() as fleet:
         client = client_of(fleet)
-        assert [m.id for m in client.models.list()] == ["demo"]
-        assert client.models.retrieve("demo").id == "demo"
-
-
-def errors_are_typed():
-    with Fleet() as fleet:
-        client = client_of(fleet)
-        ask = dict(model="demo", messages=[{"role": "user", "content": "x"}])
-
-        def fails(kind, make):
-            try:
-                make()
-            except kind as error:
-                return error
-            raise AssertionError(f"{kind.__name__} was not raised")
-        error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask, n=3))
-        assert error.param == "n", error
-        error = fails(openai.NotFoundError, lambda: client.chat.completions.create(**{**ask, "model": "gpt-4"}))
-        assert error.code == "model_not_found", error
-        error = fails(openai.BadRequestError, lambda: client.chat.completions.create(
-            **{**ask, "messages": [{"role": "user", "content": words(20000)}]}))
-        assert error.code == "context_length_exceeded", error
-        wrong = client_of(fleet, api_key="sk-di-wrong")
-        error = fails(openai.AuthenticationError, lambda: wrong.models.list())
-        assert error.code == "invalid_api_key", error
-        fleet.kill("di-decode.0")
-        error = fails(openai.NotFoundError, lambda: client.models.retrieve("other"))
-        assert error.request_id, error
+        streamed = "".join(c.choices[0].delta.content or ""
+                           for c in client.chat.completions.create(**ask, stream=True))
+        assert streamed.startswith("di-kvd holds the KV cache"), streamed
+        answer = client.chat.completions.create(**ask)
+        assert answer.choices[0].message.content == streamed
+        assert answer.choices[0].finish_reason == "stop"
 
 
 if __name__ == "__main__":
-    main([a_streamed_chat_with_usage, models_are_listed, errors_are_typed])
+    main([chat_streamed_and_whole, models, typed_errors, the_tenants_limit, many_at_once, the_demo_model])
