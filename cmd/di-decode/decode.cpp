@@ -41,32 +41,21 @@ worker::FaultPlaces fault_places() {
   return places;
 }
 
-}  // namespace
-
-Decode::Decode(const worker::Config& config)
-    : config_(config),
-      worker_(
-          config,
-          [config](std::uint16_t rank, const engine::Description& description) {
-            return make_core(config, rank, description);
-          },
-          fault_places()) {}
-
-Status Decode::on_start(daemon::Daemon& daemon) {
-  for (std::uint16_t rank = 0; rank < config_.ranks; ++rank) {
-    const auto& core = static_cast<const Core&>(worker_.core(rank)).core;
-    const daemon::Metrics::Labels labels{{"rank", std::to_string(rank)}};
-    daemon::Metrics& metrics = daemon.metrics();
-    metrics.counter_from("di_decode_tokens_total", "Tokens produced", [&core] { return core.tokens_produced(); }, labels);
-    metrics.counter_from("di_decode_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
-    metrics.counter_from("di_decode_pages_given_up_total", "Finished pages that found no slot in the arena",
-                         [&core] { return core.pages_given_up(); }, labels);
-  }
-  return worker_.start(daemon);
+void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon::Metrics::Labels& labels) {
+  const rank::DecodeCore& core = static_cast<const Core&>(rank).core;
+  metrics.counter_from("di_decode_tokens_total", "Tokens produced", [&core] { return core.tokens_produced(); }, labels);
+  metrics.counter_from("di_decode_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
+  metrics.counter_from("di_decode_pages_given_up_total", "Finished pages that found no slot in the arena",
+                       [&core] { return core.pages_given_up(); }, labels);
 }
 
-bool Decode::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
-  return worker_.control(words, reply);
+}  // namespace
+
+std::unique_ptr<worker::RankProgram> make_program(const worker::Config& config) {
+  return std::make_unique<worker::RankProgram>(
+      config,
+      [config](std::uint16_t rank, const engine::Description& description) { return make_core(config, rank, description); },
+      fault_places(), count);
 }
 
 }  // namespace di::decode

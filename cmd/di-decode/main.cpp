@@ -12,6 +12,6 @@ int main(int argc, char** argv) {
   const di::daemon::Description about{"di-decode", "writes answers: continuous batching over handed-over requests"};
   const auto parsed = di::daemon::parse<di::worker::Config>(about, argc, argv, di::worker::decode_params,
                                                             di::worker::validate);
-  di::decode::Decode program(parsed.config);
-  return di::daemon::run(parsed, program);
+  const auto program = di::decode::make_program(parsed.config);
+  return di::daemon::run(parsed, *program);
 }

@@ -4,6 +4,7 @@
 
 #include "base/checksum.h"
 #include "base/log.h"
+#include "net/envelope.h"
 
 namespace di::kvd {
 
@@ -111,13 +112,6 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
   return {};
 }
 
-template <class M>
-void HostRole::take() {
-  daemon_->endpoint().on<M>([this](const net::Incoming& in, const M&) {
-    deliver(in, M::number, Bytes(in.body.begin(), in.body.end()));
-  });
-}
-
 Status HostRole::on_start(daemon::Daemon& daemon) {
   loop::Loop& loop = daemon.loop();
   product_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "host holds", [this] {
@@ -132,24 +126,12 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
     if (touched_) turn();
   });
 
-  take<wire::kv_prefetch>();
-  take<wire::kv_release>();
-  take<wire::kv_fetch>();
-  take<wire::kv_open>();
-  take<wire::kv_sealed>();
-  take<wire::kv_expect>();
-  take<wire::kv_handover>();
-  take<wire::handover_open>();
-  take<wire::handover_opened>();
-  take<wire::handover_sealed>();
-  take<wire::handover_ack>();
-  take<wire::kv_read_done>();
-  take<wire::kv_read_cancelled>();
-  take<wire::kv_put_done>();
-  take<wire::meta_planned>();
-  take<wire::meta_put_opened>();
-  take<wire::meta_put_committed>();
-  take<wire::meta_arena_resync>();
+  net::take_messages<wire::kv_prefetch, wire::kv_release, wire::kv_fetch, wire::kv_open, wire::kv_sealed,
+                     wire::kv_expect, wire::kv_handover, wire::handover_open, wire::handover_opened,
+                     wire::handover_sealed, wire::handover_ack, wire::kv_read_done,
+                     wire::kv_read_cancelled, wire::kv_put_done, wire::meta_planned, wire::meta_put_opened,
+                     wire::meta_put_committed, wire::meta_arena_resync>(
+      daemon_->endpoint(), [this](const net::Incoming& in) { deliver(in); });
   net::Endpoint& endpoint = daemon.endpoint();
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t generation) { peer_lost(id, generation); });
@@ -200,15 +182,11 @@ host::Now HostRole::now() const {
   return {daemon_->loop().now(), daemon_->loop().monotonic_now()};
 }
 
-void HostRole::deliver(const net::Incoming& in, std::uint16_t number, Bytes body) {
+void HostRole::deliver(const net::Incoming& in) {
   const auto peer = peers_.find(in.from.id);
   if (peer == peers_.end()) return;
-  wire::Envelope envelope;
-  envelope.peer = peer->second.instance;
-  envelope.peer_generation = in.from.generation;
-  envelope.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
-  envelope.number = number;
-  envelope.body = std::move(body);
+  wire::Envelope envelope = net::envelope_of(in, peer->second.instance);
+  const std::uint16_t number = envelope.number;
   touched_ = true;
   if (number == wire::kv_fetch::number) {
     switch (daemon::fault(daemon::FaultPoint::kvd_before_fetch)) {
@@ -304,15 +282,8 @@ void HostRole::send_now(const wire::Envelope& message) {
     core_->on_message(message, now());
     return;
   }
-  const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
-  if (peer == nullptr || peer->generation != message.peer_generation) return;
-  net::SendOptions options;
-  options.request = message.scope.request;
-  options.attempt = message.scope.attempt;
-  options.rank = message.scope.rank;
-  options.deadline_ms = message.scope.deadline_ms;
   // A peer that is not up is lost: its event gives back what this message was about.
-  static_cast<void>(daemon_->endpoint().send_body(peer->id, message.number, message.body, options));
+  static_cast<void>(net::envelope_send(daemon_->endpoint(), message));
 }
 
 // ---- The end ---------------------------------------------------------------------------------------------

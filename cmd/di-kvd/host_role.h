@@ -53,9 +53,7 @@ class HostRole final : public daemon::Program {
   // `show kv pages`: some rows a turn.
   class Listing;
 
-  template <class M>
-  void take();
-  void deliver(const net::Incoming& in, std::uint16_t number, Bytes body);
+  void deliver(const net::Incoming& in);
   void peer_up(const net::Member& member);
   void peer_lost(net::PeerId id, std::uint32_t generation);
   void listen_arena();

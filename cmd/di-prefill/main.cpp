@@ -11,6 +11,6 @@ int main(int argc, char** argv) {
   const di::daemon::Description about{"di-prefill", "reads prompts: chunked prefill, publishes KV, hands over"};
   const auto parsed = di::daemon::parse<di::worker::Config>(about, argc, argv, di::worker::prefill_params,
                                                             di::worker::validate);
-  di::prefill::Prefill program(parsed.config);
-  return di::daemon::run(parsed, program);
+  const auto program = di::prefill::make_program(parsed.config);
+  return di::daemon::run(parsed, *program);
 }

@@ -42,35 +42,24 @@ worker::FaultPlaces fault_places() {
   return places;
 }
 
-}  // namespace
-
-Prefill::Prefill(const worker::Config& config)
-    : config_(config),
-      worker_(
-          config,
-          [config](std::uint16_t rank, const engine::Description& description) {
-            return make_core(config, rank, description);
-          },
-          fault_places()) {}
-
-Status Prefill::on_start(daemon::Daemon& daemon) {
-  for (std::uint16_t rank = 0; rank < config_.ranks; ++rank) {
-    const auto& core = static_cast<const Core&>(worker_.core(rank)).core;
-    const daemon::Metrics::Labels labels{{"rank", std::to_string(rank)}};
-    daemon::Metrics& metrics = daemon.metrics();
-    metrics.counter_from("di_prefill_tokens_total", "Tokens whose KV was computed or swapped in",
-                         [&core] { return core.tokens_computed(); }, labels);
-    metrics.counter_from("di_prefill_swapped_blocks_total", "Blocks swapped in from the arena",
-                         [&core] { return core.blocks_swapped(); }, labels);
-    metrics.counter_from("di_prefill_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
-    metrics.gauge_from("di_prefill_queue_us", "Predicted work of the bound requests",
-                       [&core] { return static_cast<std::int64_t>(core.queue_us()); }, labels);
-  }
-  return worker_.start(daemon);
+void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon::Metrics::Labels& labels) {
+  const rank::PrefillCore& core = static_cast<const Core&>(rank).core;
+  metrics.counter_from("di_prefill_tokens_total", "Tokens whose KV was computed or swapped in",
+                       [&core] { return core.tokens_computed(); }, labels);
+  metrics.counter_from("di_prefill_swapped_blocks_total", "Blocks swapped in from the arena",
+                       [&core] { return core.blocks_swapped(); }, labels);
+  metrics.counter_from("di_prefill_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
+  metrics.gauge_from("di_prefill_queue_us", "Predicted work of the bound requests",
+                     [&core] { return static_cast<std::int64_t>(core.queue_us()); }, labels);
 }
 
-bool Prefill::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
-  return worker_.control(words, reply);
+}  // namespace
+
+std::unique_ptr<worker::RankProgram> make_program(const worker::Config& config) {
+  return std::make_unique<worker::RankProgram>(
+      config,
+      [config](std::uint16_t rank, const engine::Description& description) { return make_core(config, rank, description); },
+      fault_places(), count);
 }
 
 }  // namespace di::prefill

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "kv/chain.h"
+#include "net/envelope.h"
 
 namespace di::router {
 
@@ -49,18 +50,9 @@ Status Router::on_start(daemon::Daemon& daemon) {
   second_timer_->start_every(seconds(1));
 
   net::Endpoint& endpoint = daemon.endpoint();
-  const auto take = [&]<class M>(std::type_identity<M>) {
-    endpoint.on<M>([this](const net::Incoming& in, const M&) { deliver(in, M::number); });
-  };
-  take(std::type_identity<wire::meta_matched>{});
-  take(std::type_identity<wire::rank_credit>{});
-  take(std::type_identity<wire::prefill_refused>{});
-  take(std::type_identity<wire::prefill_progress>{});
-  take(std::type_identity<wire::seat_granted>{});
-  take(std::type_identity<wire::seat_refused>{});
-  take(std::type_identity<wire::decode_started>{});
-  take(std::type_identity<wire::token_batch>{});
-  take(std::type_identity<wire::request_done>{});
+  net::take_messages<wire::meta_matched, wire::rank_credit, wire::prefill_refused, wire::prefill_progress, wire::seat_granted,
+                     wire::seat_refused, wire::decode_started, wire::token_batch, wire::request_done>(
+      endpoint, [this](const net::Incoming& in) { deliver(in); });
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
   if (auto bound = daemon.listen(); !bound) return bound.error();
@@ -138,16 +130,10 @@ void Router::peer_lost(net::PeerId id) {
   turn();
 }
 
-void Router::deliver(const net::Incoming& in, std::uint16_t number) {
+void Router::deliver(const net::Incoming& in) {
   const auto peer = peers_.find(in.from.id);
   if (peer == peers_.end() || core_ == nullptr) return;
-  wire::Envelope envelope;
-  envelope.peer = peer->second.instance;
-  envelope.peer_generation = in.from.generation;
-  envelope.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
-  envelope.number = number;
-  envelope.body.assign(in.body.begin(), in.body.end());
-  core_->on_message(envelope, daemon_->loop().now());
+  core_->on_message(net::envelope_of(in, peer->second.instance), daemon_->loop().now());
   turn();
 }
 
@@ -163,15 +149,7 @@ void Router::turn() {
   while (turn_again_) {
     turn_again_ = false;
     for (wire::Envelope& message : core_->take_outgoing()) {
-      const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
-      if (peer == nullptr || (message.peer_generation != 0 && peer->generation != message.peer_generation)) continue;
-      net::SendOptions options;
-      options.request = message.scope.request;
-      options.attempt = message.scope.attempt;
-      options.rank = message.scope.rank;
-      options.deadline_ms = message.scope.deadline_ms;
-      // A peer that is not up is lost: its event re-enters what this message was about.
-      const Status sent = daemon_->endpoint().send_body(peer->id, message.number, message.body, options);
+      const Status sent = net::envelope_send(daemon_->endpoint(), message);
       if (sent.ok() && message.number == wire::prefill_bind::number) daemon::fault(daemon::FaultPoint::router_after_bind);
     }
     const auto emissions = core_->take_emissions();

@@ -40,7 +40,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   [[nodiscard]] bool serves() const override;
 
   Result<account::KeyTable> load_keys(const Config& config) const;
-  void deliver(const net::Incoming& in, std::uint16_t number);
+  void deliver(const net::Incoming& in);
   void peer_up(const net::Member& member);
   void peer_lost(net::PeerId id);
   // After anything that moved the core: messages out, tokens and endings to the front, timers.

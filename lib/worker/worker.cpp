@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "net/envelope.h"
 
 namespace di::worker {
 
@@ -50,22 +51,10 @@ Status Worker::start(daemon::Daemon& daemon) {
   attach_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena attach", [this] { attach(); });
 
   net::Endpoint& endpoint = daemon.endpoint();
-  const auto take = [&]<class M>(std::type_identity<M>) {
-    endpoint.on<M>([this](const net::Incoming& in, const M&) { deliver(in, M::number); });
-  };
-  take(std::type_identity<wire::prefill_bind>{});
-  take(std::type_identity<wire::prefill_target>{});
-  take(std::type_identity<wire::decode_seat>{});
-  take(std::type_identity<wire::seat_release>{});
-  take(std::type_identity<wire::done_ack>{});
-  take(std::type_identity<wire::request_stop>{});
-  take(std::type_identity<wire::request_kill>{});
-  take(std::type_identity<wire::kv_fetching>{});
-  take(std::type_identity<wire::kv_ready>{});
-  take(std::type_identity<wire::kv_opened>{});
-  take(std::type_identity<wire::kv_handed>{});
-  take(std::type_identity<wire::kv_expected>{});
-  take(std::type_identity<wire::kv_seated>{});
+  net::take_messages<wire::prefill_bind, wire::prefill_target, wire::decode_seat, wire::seat_release, wire::done_ack,
+                     wire::request_stop, wire::request_kill, wire::kv_fetching, wire::kv_ready, wire::kv_opened,
+                     wire::kv_handed, wire::kv_expected, wire::kv_seated>(
+      endpoint, [this](const net::Incoming& in) { deliver(in); });
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
   if (auto bound = daemon.listen(); !bound) return bound.error();
@@ -95,15 +84,10 @@ Status Worker::start(daemon::Daemon& daemon) {
   return {};
 }
 
-void Worker::deliver(const net::Incoming& in, std::uint16_t number) {
+void Worker::deliver(const net::Incoming& in) {
   const auto peer = peers_.find(in.from.id);
   if (peer == peers_.end()) return;
-  wire::Envelope envelope;
-  envelope.peer = peer->second.instance;
-  envelope.peer_generation = in.from.generation;
-  envelope.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
-  envelope.number = number;
-  envelope.body.assign(in.body.begin(), in.body.end());
+  const wire::Envelope envelope = net::envelope_of(in, peer->second.instance);
   const std::uint16_t rank = in.header.rank;
   if (rank >= ranks_.size()) return;
   ranks_[rank].core->on_message(envelope, daemon_->loop().now());
@@ -115,15 +99,7 @@ void Worker::deliver(const net::Incoming& in, std::uint16_t number) {
 void Worker::flush(Rank& rank) {
   for (wire::Envelope& message : rank.core->take_outgoing()) {
     if (faults_.before_send && faults_.before_send(message) == daemon::FaultAction::drop) continue;
-    const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
-    if (peer == nullptr || (message.peer_generation != 0 && peer->generation != message.peer_generation)) continue;
-    net::SendOptions options;
-    options.request = message.scope.request;
-    options.attempt = message.scope.attempt;
-    options.rank = message.scope.rank;
-    options.deadline_ms = message.scope.deadline_ms;
-    // A peer that is not up is lost: its event releases what this message was about.
-    const Status sent = daemon_->endpoint().send_body(peer->id, message.number, message.body, options);
+    const Status sent = net::envelope_send(daemon_->endpoint(), message);
     if (sent.ok() && faults_.after_send) faults_.after_send(message);
   }
 }

@@ -101,7 +101,7 @@ class Worker {
     bool busy = false;
   };
 
-  void deliver(const net::Incoming& in, std::uint16_t number);
+  void deliver(const net::Incoming& in);
   void turn();
   void flush(Rank& rank);
   void peer_up(const net::Member& member);
