@@ -9,8 +9,8 @@
 namespace di::host {
 namespace {
 
-constexpr std::uint64_t seeds = 30;
-constexpr int steps = 8000;
+constexpr std::uint64_t seeds = 20;
+constexpr int steps = 6000;
 constexpr std::uint32_t chains = 5;
 constexpr std::uint32_t chain_blocks = 14;
 constexpr std::uint32_t requests = 6;
@@ -538,10 +538,10 @@ TEST(HostRandom, NothingIsLostUnderChaos) {
     reads += chaos.reads;
   }
   // The chaos must reach what it is to test.
-  EXPECT_GT(fetched, 1000u);
-  EXPECT_GT(seated, 20u);
-  EXPECT_GT(written, 100u);
-  EXPECT_GT(reads, 1000u);
+  EXPECT_GT(fetched, 500u);
+  EXPECT_GT(seated, 10u);
+  EXPECT_GT(written, 50u);
+  EXPECT_GT(reads, 500u);
 }
 
 }  // namespace
