@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <type_traits>
 
 #include "base/crypto.h"
+#include "net/envelope.h"
 
 namespace di::kvd {
 
@@ -51,7 +51,8 @@ bool armed(std::string_view name) {
 }  // namespace
 
 void store_params(config::Params& params, StoreConfig& config) {
-  params.string("store.path", config.path, {.path = true, .help = "the volume's file; empty: RUNDIR/INSTANCE.volume"});
+  params.string("store.path", config.path,
+                {.path = true, .help = "the volume's file; empty: RUNDIR/INSTANCE.volume"});
   params.size("store.capacity", config.capacity_bytes,
               {.def = 256_MiB,
                .min = 1_MiB,
@@ -131,7 +132,10 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   options.io_threads = config_.io_threads;
   options.strict = config_.durability == Durability::strict;
   store::Server::Hooks hooks;
-  hooks.send = [this](const wire::Envelope& message) { send(message); };
+  // A peer that is not up any more was reported lost, or will be.
+  hooks.send = [this](const wire::Envelope& message) {
+    static_cast<void>(net::envelope_send(daemon_->endpoint(), message));
+  };
   hooks.put_written = [this](std::function<void()> answer) { put_written(std::move(answer)); };
   if (armed("kvd_mid_segment")) hooks.mid_segment = [] { daemon::fault(FaultPoint::kvd_mid_segment); };
   server_ = std::make_unique<store::Server>(daemon.loop(), std::move(disk_), std::move(volume_),
@@ -139,14 +143,8 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   register_metrics(daemon.metrics());
 
   net::Endpoint& endpoint = daemon.endpoint();
-  const auto take = [&]<class M>(std::type_identity<M>) {
-    endpoint.on<M>([this](const net::Incoming& in, const M&) { deliver(in, M::number); });
-  };
-  take(std::type_identity<wire::kv_read>{});
-  take(std::type_identity<wire::kv_read_cancel>{});
-  take(std::type_identity<wire::kv_put>{});
-  take(std::type_identity<wire::kv_free>{});
-  take(std::type_identity<wire::meta_inventory_ack>{});
+  net::take_messages<wire::kv_read, wire::kv_read_cancel, wire::kv_put, wire::kv_free,
+                     wire::meta_inventory_ack>(endpoint, [this](const net::Incoming& in) { deliver(in); });
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
   if (const auto bound = daemon.listen(); !bound) return bound.error();
@@ -200,30 +198,14 @@ void StoreRole::peer_lost(net::PeerId id) {
   peers_.erase(found);
 }
 
-void StoreRole::deliver(const net::Incoming& in, std::uint16_t number) {
+void StoreRole::deliver(const net::Incoming& in) {
   const auto found = peers_.find(in.from.id);
   if (found == peers_.end()) return;
   // Only di-meta frees and answers inventories, only hosts read and put.
+  const std::uint16_t number = in.header.number;
   const bool for_meta = number == wire::kv_free::number || number == wire::meta_inventory_ack::number;
   if (for_meta != (found->second.program == "di-meta")) return;
-  wire::Envelope message;
-  message.peer = found->second.instance;
-  message.peer_generation = in.from.generation;
-  message.scope = {in.header.request, in.header.attempt, in.header.rank, in.header.deadline_ms};
-  message.number = number;
-  message.body.assign(in.body.begin(), in.body.end());
-  server_->on_message(message);
-}
-
-void StoreRole::send(const wire::Envelope& message) {
-  const net::Member* peer = daemon_->endpoint().peer_by_name(message.peer);
-  if (peer == nullptr || peer->generation != message.peer_generation) return;
-  net::SendOptions options;
-  options.request = message.scope.request;
-  options.attempt = message.scope.attempt;
-  options.rank = message.scope.rank;
-  // A peer that is not up any more was reported lost, or will be.
-  static_cast<void>(daemon_->endpoint().send_body(peer->id, message.number, message.body, options));
+  server_->on_message(net::envelope_of(in, found->second.instance));
 }
 
 void StoreRole::put_written(std::function<void()> answer) {
@@ -256,14 +238,14 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_store_reads_total", reads, c.reads_io, {{"outcome", "io"}});
   counter("di_store_reads_total", reads, c.reads_refused, {{"outcome", "refused"}});
   counter("di_store_reads_total", reads, c.reads_cancelled, {{"outcome", "cancelled"}});
-  counter("di_store_read_bytes", "Payload bytes read into arenas", c.read_bytes);
+  counter("di_store_read_bytes_total", "Payload bytes read into arenas", c.read_bytes);
   const std::string_view puts = "Writes of columns to the volume";
   counter("di_store_puts_total", puts, c.puts, {{"outcome", "done"}});
   counter("di_store_puts_total", puts, c.puts_no_space, {{"outcome", "no_space"}});
   counter("di_store_puts_total", puts, c.puts_io, {{"outcome", "io"}});
   counter("di_store_puts_total", puts, c.puts_corrupt, {{"outcome", "corrupt"}});
   counter("di_store_puts_total", puts, c.puts_refused, {{"outcome", "refused"}});
-  counter("di_store_put_bytes", "Payload bytes written", c.put_bytes);
+  counter("di_store_put_bytes_total", "Payload bytes written", c.put_bytes);
   counter("di_store_columns_freed_total", "Columns freed for di-meta", c.columns_freed);
   counter("di_store_inventories_total", "Inventories that di-meta took to the end", c.inventories);
   counter("di_store_slots_dropped_total", "Slots whose header could not be read", c.slots_dropped);
@@ -295,9 +277,11 @@ bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply repl
   if (!server_ || words != std::vector<std::string>{"show", "kv"}) return false;
   const store::Volume::Stats stats = server_->volume().stats();
   daemon::Row row;
-  row.number("volume", store::Server::volume_number)
-      .text("path", config_.path)
+  row.text("place", daemon_->instance())
+      .text("tier", "store")
       .text("state", server_->volume().broken() ? "broken" : "up")
+      .number("volume", store::Server::volume_number)
+      .text("path", config_.path)
       .boolean("direct", direct_)
       .number("slots", stats.slots_live)
       .number("payload_bytes", stats.payload_bytes_live)

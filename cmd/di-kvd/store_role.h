@@ -43,8 +43,7 @@ class StoreRole final : public daemon::Program {
   void register_metrics(daemon::Metrics& metrics);
   void peer_up(const net::Member& member);
   void peer_lost(net::PeerId id);
-  void deliver(const net::Incoming& in, std::uint16_t number);
-  void send(const wire::Envelope& message);
+  void deliver(const net::Incoming& in);
   void put_written(std::function<void()> answer);
 
   StoreConfig config_;
