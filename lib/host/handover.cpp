@@ -15,7 +15,8 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
   const Name name{scope.request, scope.attempt};
   if (const auto known = sources_.find(name); known != sources_.end()) {
     Source& source = known->second;
-    if (source.holder == holder && source.message.seat == message.seat) return;  // said twice
+    const bool same_seat = source.message.seat == message.seat && source.decode == message.decode;
+    if (source.holder == holder && same_seat) return;  // said twice
     ++counters_.replaced;
     pages_.unpin(source.pins);
     sources_.erase(known);
@@ -45,6 +46,7 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
   source.b = *b;
   source.hold_until = now.product + limits_.hold;
   for (const Piece& piece : pieces) pages_.pin(source.pins, piece.slot);
+  source.decode = message.decode;
   source.message.seat = message.seat;
   if (tail != nullptr) {
     pages_.pin(source.pins, message.tail.slot);

@@ -119,6 +119,7 @@ class Handovers {
     SourceState state = SourceState::opening;
     Peer b;
     PinSet pins;
+    std::string decode;             // seat numbers are unique within one decode instance only
     wire::handover_sealed message;  // what will be said when B is ready
     Instant hold_until;
   };

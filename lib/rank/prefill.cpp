@@ -51,8 +51,15 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
   }
   Request* request = find(message.scope);
   if (request == nullptr) {
+    // Late: the request is over.
     if (message.number == wire::request_stop::number) outgoing_.push_back(ending_of_unknown(message, wire::Leg::prefill));
-    return;  // late: the request is over
+    if (message.number == wire::prefill_target::number) {
+      // Its pages went to an earlier seat: the router must not wait for this one.
+      outgoing_.push_back(wire::Envelope::make(
+          message.peer, message.peer_generation, message.scope,
+          wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found), "the request is not here any more"}));
+    }
+    return;
   }
   switch (message.number) {
     case wire::prefill_target::number:
@@ -439,9 +446,9 @@ void PrefillCore::advance_sealing(Request& request, Instant) {
 
 void PrefillCore::hand_over(Request& request) {
   const wire::prefill_target& target = *request.target;
-  if (request.state == State::handing && request.handing_seat == target.seat) return;
+  if (request.state == State::handing && request.handing == target) return;
   request.state = State::handing;
-  request.handing_seat = target.seat;
+  request.handing = target;
   wire::kv_handover handover;
   handover.seat = target.seat;
   handover.decode = target.decode;
@@ -457,12 +464,12 @@ void PrefillCore::hand_over(Request& request) {
 }
 
 void PrefillCore::handed(Request& request, const wire::kv_handed& answer, Instant) {
-  if (request.state != State::handing || answer.seat != request.handing_seat) return;
+  if (request.state != State::handing || answer.seat != request.handing->seat) return;
   if (answer.code == 0) return end(request.handle, Code::ok, "");
   // The router chooses: another target within the hold, or re-entry.
   request.state = State::waiting;
   request.target.reset();
-  request.handing_seat = 0;
+  request.handing.reset();
   wire::prefill_refused lost;
   lost.bind = request.bind.bind;
   lost.code = answer.code;

@@ -115,7 +115,7 @@ class PrefillCore {
     std::uint32_t index = 0;
     engine::Finish finish = engine::Finish::none;
     std::optional<wire::prefill_target> target;
-    std::uint64_t handing_seat = 0;
+    std::optional<wire::prefill_target> handing;   // seat numbers are unique within one decode instance only
     Instant hold_until = instant_never;
   };
   using Name = std::pair<RequestId, std::uint16_t>;

@@ -297,7 +297,13 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::prefill_refused::number:
       if (auto refused = message.as<wire::prefill_refused>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || !is_from(message, flight->prefill) || refused->bind != flight->prefill.bind) break;
+        if (flight == nullptr) break;
+        if (!flight->prefill.open && refused->bind == 0 && message.peer == flight->prefill.rank.instance) {
+          // A target that found nothing: the pages went to a seat that is lost, and this one gets none.
+          if (!flight->ended && !flight->started) reenter(*flight, "the seat was lost after the hand-over", now);
+          break;
+        }
+        if (!is_from(message, flight->prefill) || refused->bind != flight->prefill.bind) break;
         note(*flight, "refused", "rank=" + flight->prefill.rank.text() + " reason=" + refused->reason, now);
         if (flight->prefill_token) {  // the hand-over failed, the pages are still held
           if (flight->decode.open) {
@@ -476,6 +482,13 @@ void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
   close_leg(flight.prefill);
   close_leg(flight.decode);
   release_prefetch(flight);
+  // Nothing of this attempt may end the next one, which may have to wait before it starts.
+  flight.prefill = {};
+  flight.decode = {};
+  flight.seat = 0;
+  flight.started = false;
+  flight.prefill_token = false;
+  flight.gap_until = instant_never;
   if (flight.attempt >= options_.attempts_max) {
     end(flight, Code::unreachable, std::string(why), wire::Finish::error, now);
     return;
@@ -543,6 +556,10 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
   for (auto& [id, flight] : flights_) {
     if (flight.prefetch_host == instance) flight.prefetch_host.clear();
     const bool lost_prefill = flight.prefill.open && flight.prefill.rank.instance == instance;
+    if (!flight.prefill.open && flight.prefill_token && !flight.started && flight.prefill.rank.instance == instance) {
+      // Its end was heard, but not whether the seat of now is the one it handed over to.
+      reenter(flight, "prefill was lost before decode started", now);
+    }
     const bool lost_decode = flight.decode.open && flight.decode.rank.instance == instance;
     if (lost_prefill) {
       close_leg(flight.prefill);

@@ -14,6 +14,9 @@ constexpr Duration busy_time = milliseconds(2500);
 // After the last fault and the last request everything is over within this time.  The longest waits one
 // after the other: a seat or a hold of 60 s, an open put of 30 s with its grace, a lease.
 constexpr Duration calm_time = seconds(240);
+// Processes are away for at most 5 s at a time; a request that takes longer than a few of those has waited
+// for the router's patience (20 s here), which means that somebody forgot to say something.
+constexpr double slowest_max_s = 19;
 
 std::string number(std::uint64_t value) {
   return std::to_string(value);
@@ -109,6 +112,7 @@ class Cluster {
     bool submitted = false;
     bool cancelled = false;
     bool ended = false;
+    Instant taken_at{};
     std::uint32_t leaves_at = UINT32_MAX;  // index at which the client leaves
   };
 
@@ -183,6 +187,8 @@ class Cluster {
       want.request.model = "sim";
       want.request.root = root;
       const auto question = rng.below(8);
+      // The second digit of an id says what was asked.
+      want.request.id.raw[0] = (want.request.id.raw[0] & std::byte{0xf0}) | static_cast<std::byte>(question);
       want.request.debug = "please q" + number(question);
       const std::vector<std::uint32_t>& prefix = prefixes[rng.below(3)];
       const auto shared = rng.chance(0.7) ? prefix.size() : rng.below(prefix.size()) + 1;
@@ -240,6 +246,7 @@ class Cluster {
         return again();
       }
       asked.submitted = true;
+      asked.taken_at = world_.now();
     });
   }
 
@@ -297,6 +304,12 @@ class Cluster {
       return world_.fail(what + "more cached than there may be");
     }
     report_.cached_tokens += ending.cached_tokens;
+    // A question that stalls waits for the router's patience, by design.
+    if (want->request.debug.find("q2") == std::string::npos) {
+      const double took_s = static_cast<double>(to_ms(world_.now() - want->taken_at)) / 1000;
+      report_.slowest_s = std::max(report_.slowest_s, took_s);
+      if (took_s > slowest_max_s) world_.fail(what + "took " + number(static_cast<std::uint64_t>(took_s)) + " s");
+    }
     if (ending.code == Code::ok) {
       ++report_.ok;
       if (!want->last_seen) world_.fail(what + "without its last token");
@@ -328,6 +341,10 @@ class Cluster {
       const Duration notice = world_.random_time(Duration(0), milliseconds(200));
       const Duration length = rng.chance(0.5) ? world_.random_time(milliseconds(10), seconds(2))
                                               : world_.random_time(seconds(3), seconds(5));
+      if (rng.chance(0.5)) {
+        make_ambush();
+        continue;
+      }
       world_.after(when, [=, this] {
         if (kind < 55) {
           if (!world_.alive(victim)) return;
@@ -341,6 +358,66 @@ class Cluster {
           drain(rng_pick(a), length);
         }
       });
+    }
+  }
+
+  // At the n-th message of a kind, when it is sent or taken, one of the two ends dies, stops, or loses
+  // the other.  The sender's death may be before or after what else it said in that turn.
+  struct Ambush {
+    std::uint16_t message = 0;
+    std::uint64_t count = 0;
+    bool taken = false;
+    bool sender = false;
+    std::uint64_t kind = 0;
+    Duration away{};
+  };
+
+  void make_ambush() {
+    static constexpr std::uint16_t places[] = {
+        wire::prefill_bind::number,   wire::prefill_target::number,  wire::prefill_progress::number,
+        wire::decode_seat::number,    wire::seat_granted::number,    wire::decode_started::number,
+        wire::token_batch::number,    wire::request_done::number,    wire::request_stop::number,
+        wire::kv_fetch::number,       wire::kv_fetching::number,     wire::kv_open::number,
+        wire::kv_opened::number,      wire::kv_sealed::number,       wire::kv_handover::number,
+        wire::kv_handed::number,      wire::kv_expect::number,       wire::kv_expected::number,
+        wire::kv_seated::number,      wire::kv_release::number,      wire::kv_ready::number,
+        wire::kv_read::number,        wire::kv_read_done::number,    wire::kv_put::number,
+        wire::kv_put_done::number,    wire::meta_plan::number,       wire::meta_planned::number,
+        wire::meta_put_open::number,  wire::meta_put_opened::number, wire::meta_put_commit::number,
+        wire::meta_put_committed::number, wire::meta_matched::number, wire::meta_inventory_ack::number,
+    };
+    Rng& rng = world_.rng;
+    Ambush ambush;
+    ambush.message = places[rng.below(std::size(places))];
+    ambush.count = 1 + rng.below(12);
+    ambush.taken = rng.chance(0.5);
+    ambush.sender = rng.chance(0.5);
+    ambush.kind = rng.below(100);
+    ambush.away = rng.chance(0.8) ? world_.random_time(milliseconds(20), milliseconds(500))
+                                  : world_.random_time(seconds(3), seconds(5));
+    ambushes_.push_back(ambush);
+    world_.watch = [this](std::size_t from, std::size_t to, std::uint16_t message, bool taken) {
+      for (Ambush& waiting : ambushes_) {
+        if (waiting.message != message || waiting.taken != taken || waiting.count == 0 || --waiting.count > 0) continue;
+        if (waiting.count == 0) spring(waiting, from, to);
+      }
+    };
+  }
+
+  void spring(const Ambush& ambush, std::size_t from, std::size_t to) {
+    std::size_t victim = ambush.sender ? from : to;
+    if (victim == router_) victim = victim == from ? to : from;  // the router stays
+    if (ambush.kind < 65) {
+      // Not in the middle of its own event.
+      world_.after(Duration(0), [this, victim, away = ambush.away] {
+        if (!world_.alive(victim)) return;
+        world_.kill(victim);
+        world_.after(away, [this, victim] { world_.start(victim); });
+      });
+    } else if (ambush.kind < 85) {
+      world_.cut(from, to, milliseconds(50));
+    } else {
+      world_.freeze(ambush.sender ? from : to, ambush.away);
     }
   }
 
@@ -408,6 +485,7 @@ class Cluster {
   std::size_t prefill_[2] = {};
   std::size_t decode_[2] = {};
   std::vector<Want> wants_;
+  std::vector<Ambush> ambushes_;
   Report report_;
 };
 

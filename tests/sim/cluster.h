@@ -20,6 +20,7 @@ struct Report {
   std::uint64_t tokens = 0;
   std::uint64_t events = 0;
   double seconds = 0;   // of virtual time
+  double slowest_s = 0; // longest request, without those that stall
 };
 
 // Everything follows from `seed`.  `trace` prints every delivered message.

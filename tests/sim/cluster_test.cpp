@@ -18,10 +18,10 @@ bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
   std::fflush(stdout);
   const di::sim::Report report = di::sim::run_cluster(seed, trace);
   std::printf("requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu cached_tokens=%llu "
-              "events=%llu virtual_s=%.1f\n",
+              "events=%llu virtual_s=%.1f slowest_s=%.1f\n",
               report.requests, report.ok, report.cancelled, report.out_of_attempts, report.faults, report.reentries,
               static_cast<unsigned long long>(report.tokens), static_cast<unsigned long long>(report.cached_tokens),
-              static_cast<unsigned long long>(report.events), report.seconds);
+              static_cast<unsigned long long>(report.events), report.seconds, report.slowest_s);
   sum.requests += report.requests;
   sum.ok += report.ok;
   sum.cancelled += report.cancelled;

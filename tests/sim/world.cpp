@@ -295,7 +295,10 @@ bool World::send(std::size_t from, const wire::Envelope& message) {
           " " + arrived.scope.request.text().substr(0, 4) + "/" + std::to_string(arrived.scope.attempt));
     }
     places_[to].node->on_message(arrived);
+    if (watch) watch(pair.first == to ? pair.second : pair.first, to, arrived.number, true);
   });
+  // Later, as an event: the sender is in the middle of its turn.
+  if (watch) after(Duration(0), [this, from, to, number = message.number] { watch(from, to, number, false); });
   return true;
 }
 

@@ -99,6 +99,9 @@ class World {
   [[nodiscard]] bool up(std::size_t a, std::size_t b) const;
   [[nodiscard]] bool all_up() const;
 
+  // Sees every message when it is sent and when it has been taken; may kill, cut and stop.
+  std::function<void(std::size_t from, std::size_t to, std::uint16_t number, bool taken)> watch;
+
   // ---- arena sockets
 
   // 0 when the host does not listen.
