@@ -76,13 +76,12 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   if (known > description_.context_tokens_max) return refuse_now(Code::invalid, "longer than the model's context");
   const std::uint32_t blocks = blocks_of(static_cast<std::uint32_t>(known), block_tokens);
   if (blocks > description_.pool_blocks) return refuse_now(Code::invalid, "longer than the rank's pool");
+  const Name name{message.scope.request, message.scope.attempt};
+  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
   if (draining_) return refuse_now(Code::busy, "draining");
   if (kvd_.empty()) return refuse_now(Code::busy, "the host's di-kvd is away");
   if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no seat");
   if (pool_taken_ + blocks > description_.pool_blocks) return refuse_now(Code::busy, "no room in the pool");
-  const Name name{message.scope.request, message.scope.attempt};
-  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
-
   Request request;
   request.handle = next_handle_++;
   request.router = message.peer;

@@ -8,6 +8,8 @@ namespace {
 
 // Between two tries for slots when the arena has no room.
 constexpr Duration open_retry = milliseconds(50);
+// For the answer to kv_open; then it is sent again under a new tag.
+constexpr Duration open_answer_wait = seconds(2);
 
 std::uint32_t blocks_of(std::uint32_t tokens, std::uint32_t block_tokens) {
   return (tokens + block_tokens - 1) / block_tokens;
@@ -110,12 +112,11 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
   if (blocks_of(tokens + 1, block_tokens) > description_.pool_blocks) {
     return refuse_now(Code::invalid, "longer than the rank's pool");
   }
+  const Name name{message.scope.request, message.scope.attempt};
+  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
   if (draining_) return refuse_now(Code::busy, "draining");
   if (kvd_.empty()) return refuse_now(Code::busy, "the host's di-kvd is away");
   if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no place");
-  const Name name{message.scope.request, message.scope.attempt};
-  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
-
   Request request;
   request.handle = next_handle_++;
   request.router = message.peer;
@@ -129,6 +130,7 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
   Request& kept = requests_.emplace(handle, std::move(request)).first->second;
   if (kept.bind.hit_blocks > 0) {
     kept.state = State::fetching;
+    kept.fetch_until = now + options_.fetch_wait;
     wire::kv_fetch fetch;
     fetch.keys.assign(kept.bind.keys.begin(), kept.bind.keys.begin() + kept.bind.hit_blocks);
     to_kvd(kept.scope, fetch);
@@ -180,11 +182,11 @@ void PrefillCore::open_pages(Request& request, std::uint32_t first, std::uint32_
   ask_open(request, now);
 }
 
-void PrefillCore::ask_open(Request& request, Instant) {
+void PrefillCore::ask_open(Request& request, Instant now) {
   wire::kv_open open;
   for (const std::size_t page : request.opening) open.page_blocks.push_back(request.pages[page].count);
   open.tag = request.open_tag = next_tag_++;
-  request.open_again = instant_never;
+  request.open_again = now + open_answer_wait;
   to_kvd(request.scope, open);
 }
 
@@ -574,7 +576,12 @@ void PrefillCore::on_time(Instant now) {
         ask_open(request, now);
       }
     }
-    if (request.state == State::waiting && now >= request.hold_until) timed_out.emplace_back(handle, "no seat within the hold");
+    if (request.state == State::fetching && now >= request.fetch_until) {
+      // An answer that comes later finds another state and is dropped; what it pinned is released here.
+      to_kvd(request.scope, wire::kv_release{});
+      fetched(request, wire::kv_fetching{static_cast<wire::U16>(Code::timeout), 0, 0, {}}, now);
+    }
+    if ((request.state == State::waiting || request.state == State::handing) && now >= request.hold_until) timed_out.emplace_back(handle, "no seat within the hold");
   }
   for (const auto& [handle, reason] : timed_out) {
     if (!requests_.contains(handle)) continue;
@@ -590,7 +597,8 @@ Instant PrefillCore::next_due() const {
   Instant due = held_step_.has_value() ? held_step_->ready_at : instant_never;
   for (const auto& [handle, request] : requests_) {
     if (!request.opening.empty()) due = std::min(due, request.open_again);
-    if (request.state == State::waiting) due = std::min(due, request.hold_until);
+    if (request.state == State::fetching) due = std::min(due, request.fetch_until);
+    if (request.state == State::waiting || request.state == State::handing) due = std::min(due, request.hold_until);
     // While a batch is out nothing can start; what follows its end looks again.
     if (!batch_out_ && !held_step_.has_value() && request.state == State::running && request.not_before > Instant{}) {
       due = std::min(due, request.not_before);

@@ -3,13 +3,14 @@
 // Owner: the loop thread of di-prefill.  Bounds: Options::requests_max requests; the engine's pool.
 //
 // A request passes through these states; any other pair of state and event is dropped as late:
-//   fetching   kv_fetch was sent            -> opening at kv_fetching
+//   fetching   kv_fetch was sent            -> opening at kv_fetching, cold after fetch_wait
 //   opening    kv_open was sent             -> admitting at kv_opened (busy: asked again until open_wait)
 //   admitting  waits for pool room          -> running when the engine took it
 //   running    chunks are computed          -> sealing when a token was chosen
 //   sealing    pages are exported, sealed   -> waiting, or the end when the token is final
 //   waiting    no seat is known             -> handing at prefill_target; the end after `hold`
-//   handing    kv_handover was sent         -> the end at kv_handed; a new target hands over again
+//   handing    kv_handover was sent         -> the end at kv_handed, at the latest `hold` after its sending;
+//                                              a new target hands over again
 // Ends: request_done is kept in Endings until done_ack; kv_release drops everything at the own di-kvd.
 #pragma once
 
@@ -36,6 +37,7 @@ class PrefillCore {
     Duration swap_wait = milliseconds(20);      // kv.swap_wait
     bool overlap = true;                        // kv.overlap: start when layer group 0 is there
     Duration hold = seconds(60);
+    Duration fetch_wait = seconds(5);           // for the answer to kv_fetch; then the request is cold
     Duration open_wait = seconds(10);
     Duration work_window = seconds(4);          // predicted work granted ahead
     balance::StepCost::Shape cost;
@@ -99,6 +101,7 @@ class PrefillCore {
     std::vector<std::size_t> opening;      // pages that kv_open was sent for
     Instant open_again{};                  // when to ask again after busy
     Instant open_until{};
+    Instant fetch_until{};                 // while fetching
     bool in_engine = false;
     bool admitting = false;                // an admission is in the batch that is out
     bool stepping = false;                 // a row is in the batch that is out

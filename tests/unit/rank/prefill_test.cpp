@@ -1,0 +1,661 @@
+#include "rank/prefill.h"
+
+#include "tests/unit/rank/peers.h"
+
+namespace di::rank {
+namespace {
+
+class PrefillTest : public CoreTest<PrefillCore> {
+ protected:
+  PrefillTest() { begin(); }
+
+  static wire::prefill_bind bind_of(std::uint32_t tokens, std::uint32_t hit_blocks = 0) {
+    wire::prefill_bind bind;
+    bind.bind = 1;
+    bind.tokens = test_tokens(tokens);
+    bind.keys = kv::chain_keys(Key{}, bind.tokens, 4);
+    bind.hit_blocks = hit_blocks;
+    bind.sampling.max_tokens = 20;
+    bind.cost_us = 100;
+    return bind;
+  }
+  // Answers the newest kv_open; slots are numbered from `first`.
+  void grant(const wire::Scope& scope, std::uint32_t first = 0) {
+    const auto open = heard<wire::kv_open>();
+    ASSERT_TRUE(open);
+    wire::kv_opened opened{0, open->tag, {}};
+    for (std::size_t i = 0; i < open->page_blocks.size(); ++i) {
+      opened.slots.push_back(slot(first + static_cast<std::uint32_t>(i), open->page_blocks[i]));
+    }
+    from_kvd(scope, opened);
+  }
+  // Bound, and in the engine.
+  void run(const wire::Scope& scope, std::uint32_t tokens, std::uint32_t hit_blocks = 0) {
+    from_router(scope, bind_of(tokens, hit_blocks));
+    if (hit_blocks > 0) {
+      ASSERT_TRUE(heard<wire::kv_fetch>());
+      from_kvd(scope, wire::kv_fetching{0, 77, hit_blocks, {slot(50, hit_blocks)}});
+    }
+    grant(scope);
+    ASSERT_TRUE(take());
+    ASSERT_EQ(batch->admissions.size(), 1U);
+    give();
+  }
+  void ready(const wire::Scope& scope, std::uint32_t groups, std::uint32_t failed_block = wire::block_none) {
+    from_kvd(scope, wire::kv_ready{77, groups, failed_block, groups == 4, {}, {}});
+  }
+  // The row of the batch in hand computed everything and chose a token.
+  void token(std::uint32_t tokens, engine::Finish finish = engine::Finish::none) {
+    engine::RowResult& row = done.step.rows.at(0);
+    row.computed_tokens = tokens;
+    row.has_token = true;
+    row.token.id = 42;
+    row.finish = finish;
+  }
+  // Up to its token; pages are not sealed yet.
+  void choose(const wire::Scope& scope, std::uint32_t tokens) {
+    run(scope, tokens);
+    ASSERT_TRUE(take());
+    ASSERT_EQ(batch->plan.rows.size(), 1U);
+    token(tokens);
+    give();
+    ASSERT_TRUE(heard<wire::token_batch>());
+  }
+  // Everything sealed, no seat.
+  void wait(const wire::Scope& scope, std::uint32_t tokens) {
+    choose(scope, tokens);
+    ASSERT_TRUE(take());
+    give();
+    ASSERT_TRUE(heard<wire::kv_sealed>());
+    ASSERT_EQ(gauge("holds"), 1U);
+  }
+  static wire::prefill_target target_of(std::uint64_t seat, std::string decode = "di-decode.0") {
+    return {seat, std::move(decode), 0, 9, kvd};
+  }
+  void acknowledge(const wire::Scope& scope) { from_router(scope, wire::done_ack{0}); }
+  void expect_end(Code code) {
+    const auto ended = heard<wire::request_done>();
+    ASSERT_TRUE(ended);
+    EXPECT_EQ(ended->code, static_cast<wire::U16>(code)) << ended->reason;
+    EXPECT_EQ(ended->leg, 0);
+    EXPECT_TRUE(heard<wire::kv_release>());
+  }
+
+  const wire::Scope one = test_scope(1);
+  const wire::Scope two = test_scope(2);
+};
+
+TEST_F(PrefillTest, AColdRequestIsComputedSealedAndHandedOver) {
+  from_router(one, bind_of(18));
+  const auto open = heard<wire::kv_open>();
+  ASSERT_TRUE(open);
+  EXPECT_EQ(open->page_blocks, (std::vector<std::uint32_t>{4, 1}));  // one full page, the tail
+  from_kvd(one, wire::kv_opened{0, open->tag, {slot(0, 4), slot(1, 1)}});
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->admissions.size(), 1U);
+  EXPECT_EQ(batch->admissions[0].spec.cached_tokens, 0U);
+  EXPECT_EQ(batch->admissions[0].spec.known_tokens_max, 19U);
+  give();
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->plan.rows[0].tokens, 18U);
+  token(18);
+  give();
+  const auto tokens = heard<wire::token_batch>();
+  ASSERT_TRUE(tokens);
+  EXPECT_EQ(tokens->events[0].token.id, 42U);
+  EXPECT_FALSE(heard<wire::kv_sealed>());
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->exports.size(), 2U);
+  EXPECT_FALSE(batch->exports[0].tail);
+  EXPECT_TRUE(batch->exports[1].tail);
+  give();
+  const auto page = heard<wire::kv_sealed>();
+  ASSERT_TRUE(page);
+  EXPECT_EQ(page->keys.size(), 4U);
+  EXPECT_EQ(page->crcs, (std::vector<std::uint32_t>{1, 2, 3, 4}));
+  EXPECT_TRUE(heard<wire::kv_sealed>()->keys.empty());
+  EXPECT_EQ(gauge("pool_blocks"), 0U);  // the room is free before the hand-over
+  from_router(one, target_of(6));
+  const auto handover = heard<wire::kv_handover>();
+  ASSERT_TRUE(handover);
+  EXPECT_EQ(handover->seat, 6U);
+  EXPECT_EQ(handover->tail.slot, 1U);
+  EXPECT_EQ(handover->token.id, 42U);
+  from_kvd(one, wire::kv_handed{6, 0});
+  expect_end(Code::ok);
+  EXPECT_EQ(gauge("endings_unacknowledged"), 1U);
+  acknowledge(one);
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, ChunksAreCutAndReported) {
+  PrefillCore::Options options;
+  options.chunk_tokens = 8;
+  begin(options);
+  run(one, 18);
+  for (const std::uint32_t computed : {8U, 16U}) {
+    ASSERT_TRUE(take());
+    EXPECT_EQ(batch->plan.rows[0].tokens, 8U);
+    done.step.rows[0].computed_tokens = computed;
+    give();
+    const auto progress = heard<wire::prefill_progress>();
+    ASSERT_TRUE(progress);
+    EXPECT_EQ(progress->computed_tokens, computed);
+  }
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->plan.rows[0].tokens, 2U);
+  EXPECT_EQ(batch->exports.size(), 1U);  // the full page goes while the last chunk computes
+}
+
+TEST_F(PrefillTest, TheChunkIsSharedByRows) {
+  PrefillCore::Options options;
+  options.chunk_tokens = 24;
+  begin(options);
+  for (std::uint32_t i = 1; i <= 3; ++i) {
+    from_router(test_scope(i), bind_of(18));
+    grant(test_scope(i), i * 10);
+  }
+  ASSERT_TRUE(take());
+  give();
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->plan.rows.size(), 2U);  // nothing is left for the third
+  EXPECT_EQ(batch->plan.rows[0].tokens, 18U);
+  EXPECT_EQ(batch->plan.rows[1].tokens, 6U);
+}
+
+TEST_F(PrefillTest, BindsThatCannotBeTakenAreRefused) {
+  const auto refusal = [&](const wire::prefill_bind& bind) {
+    from_router(one, bind);
+    const auto refused = heard<wire::prefill_refused>();
+    EXPECT_TRUE(refused);
+    EXPECT_FALSE(heard<wire::kv_open>() || heard<wire::kv_fetch>());
+    return refused ? static_cast<Code>(refused->code) : Code::ok;
+  };
+  wire::prefill_bind bind = bind_of(18);
+  bind.keys.pop_back();
+  EXPECT_EQ(refusal(bind), Code::invalid);
+  EXPECT_EQ(refusal(wire::prefill_bind{}), Code::invalid);
+  EXPECT_EQ(refusal(bind_of(1000)), Code::invalid);
+  EXPECT_EQ(refusal(bind_of(200)), Code::invalid);     // larger than the pool
+  EXPECT_EQ(refusal(bind_of(16, 4)), Code::invalid);   // nothing left to compute
+  core->set_draining(true);
+  EXPECT_EQ(refusal(bind_of(18)), Code::busy);
+  core->set_draining(false);
+  core->on_arena("", 0, now);
+  EXPECT_EQ(refusal(bind_of(18)), Code::busy);
+  core->on_arena(kvd, kvd_generation, now);
+  for (std::uint32_t i = 0; i < 16; ++i) from_router(test_scope(100 + i), bind_of(5));
+  EXPECT_EQ(gauge("requests"), 16U);
+  out.clear();
+  EXPECT_EQ(refusal(bind_of(18)), Code::busy);
+  from_router(test_scope(100), bind_of(5));  // said twice: the first one counts
+  EXPECT_FALSE(heard<wire::prefill_refused>());
+  EXPECT_EQ(gauge("requests"), 16U);
+}
+
+TEST_F(PrefillTest, AFetchWithoutRoomMeansComputing) {
+  from_router(one, bind_of(18, 4));
+  EXPECT_EQ(heard<wire::kv_fetch>()->keys.size(), 4U);
+  EXPECT_FALSE(heard<wire::kv_open>());
+  from_kvd(one, wire::kv_fetching{static_cast<wire::U16>(Code::busy), 0, 0, {}});
+  EXPECT_EQ(heard<wire::kv_open>()->page_blocks, (std::vector<std::uint32_t>{4, 1}));
+}
+
+TEST_F(PrefillTest, AShorterHitIsTakenAndTheRestComputed) {
+  from_router(one, bind_of(18, 4));
+  from_kvd(one, wire::kv_fetching{0, 77, 3, {slot(50, 3)}});
+  grant(one);
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->admissions[0].spec.cached_tokens, 12U);
+  EXPECT_EQ(batch->admissions[0].entry, 77U);
+  give();
+  EXPECT_FALSE(take());  // no layer group is there
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->plan.rows[0].tokens, 6U);
+}
+
+TEST_F(PrefillTest, WithoutOverlapItWaitsForAllGroups) {
+  PrefillCore::Options options;
+  options.overlap = false;
+  begin(options);
+  run(one, 18, 4);
+  ready(one, 3);
+  EXPECT_FALSE(take());
+  ready(one, 4);
+  EXPECT_TRUE(take());
+}
+
+TEST_F(PrefillTest, ALateGroupIsWaitedFor) {
+  run(one, 18, 4);
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  done.step.rows[0].state = engine::RowState::late;
+  done.step.rows[0].late_group = 2;
+  give();
+  ready(one, 2);
+  EXPECT_FALSE(take());
+  ready(one, 3);
+  EXPECT_TRUE(take());
+}
+
+TEST_F(PrefillTest, AGroupThatCameDuringALateStepIsNotWaitedForAgain) {
+  run(one, 18, 4);
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  ready(one, 4);
+  done.step.rows[0].state = engine::RowState::late;
+  done.step.rows[0].late_group = 1;
+  give();
+  EXPECT_TRUE(take());
+}
+
+TEST_F(PrefillTest, AFailedBlockIsComputedInstead) {
+  run(one, 26, 6);  // cached 6 blocks: pages of 4 and 2
+  ready(one, 1, 4);
+  const auto open = heard<wire::kv_open>();
+  ASSERT_TRUE(open);
+  EXPECT_EQ(open->page_blocks, (std::vector<std::uint32_t>{2}));  // blocks 4 and 5; 0 to 3 are cached
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->truncations, (std::vector<std::pair<engine::SequenceId, std::uint32_t>>{{100, 4}}));
+  from_kvd(one, wire::kv_opened{0, open->tag, {slot(20, 2)}});
+}
+
+TEST_F(PrefillTest, AFailureInTheStepTruncatesTheSame) {
+  run(one, 18, 4);
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  done.step.rows[0].state = engine::RowState::kv_failed;
+  done.step.rows[0].failed_block = 0;
+  give();
+  EXPECT_EQ(heard<wire::kv_open>()->page_blocks, (std::vector<std::uint32_t>{4}));
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->truncations.size(), 1U);
+  EXPECT_EQ(batch->truncations[0].second, 0U);
+  EXPECT_EQ(batch->plan.rows.size(), 1U);  // nothing is cached: it runs at once
+}
+
+TEST_F(PrefillTest, AFailureBeforeAdmissionShortensTheHit) {
+  from_router(one, bind_of(18, 4));
+  from_kvd(one, wire::kv_fetching{0, 77, 4, {slot(50, 2), slot(51, 2)}});
+  grant(one);
+  ready(one, 0, 2);
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->admissions[0].spec.cached_tokens, 8U);
+  EXPECT_EQ(heard<wire::kv_open>()->page_blocks, (std::vector<std::uint32_t>{2}));
+}
+
+TEST_F(PrefillTest, AFailureDuringAdmissionTruncates) {
+  from_router(one, bind_of(18, 4));
+  from_kvd(one, wire::kv_fetching{0, 77, 4, {slot(50, 2), slot(51, 2)}});
+  grant(one);
+  ASSERT_TRUE(take());
+  ready(one, 0, 2);
+  give();
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->truncations.size(), 1U);
+}
+
+TEST_F(PrefillTest, ARequestThatIsOverWasTruncated) {
+  run(one, 18, 4);
+  ready(one, 1, 2);
+  from_router(one, wire::request_kill{});
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->releases.size(), 1U);
+  EXPECT_TRUE(batch->truncations.empty());
+}
+
+TEST_F(PrefillTest, NoRoomIsAskedAgainAndThenRefused) {
+  from_router(one, bind_of(18));
+  const auto busy = static_cast<wire::U16>(Code::busy);
+  from_kvd(one, wire::kv_opened{busy, heard<wire::kv_open>()->tag, {}});
+  EXPECT_FALSE(heard<wire::kv_open>());
+  advance(core->next_due() - now);
+  auto open = heard<wire::kv_open>();
+  ASSERT_TRUE(open);
+  from_kvd(one, wire::kv_opened{0, open->tag - 1, {slot(0, 4), slot(1, 1)}});  // of the earlier question
+  EXPECT_FALSE(take());
+  from_kvd(one, wire::kv_opened{busy, open->tag, {}});
+  advance(seconds(10));
+  const auto refused = heard<wire::prefill_refused>();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, busy);
+  EXPECT_TRUE(heard<wire::kv_release>());
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, NoRoomForWhatFailedEndsARunningRequest) {
+  run(one, 18, 4);
+  ready(one, 1, 2);
+  from_kvd(one, wire::kv_opened{static_cast<wire::U16>(Code::busy), heard<wire::kv_open>()->tag, {}});
+  advance(seconds(10));
+  expect_end(Code::timeout);
+}
+
+TEST_F(PrefillTest, GrantsThatDoNotFitEndTheRequest) {
+  from_router(one, bind_of(18));
+  from_kvd(one, wire::kv_opened{0, heard<wire::kv_open>()->tag, {slot(0, 4)}});
+  expect_end(Code::invalid);
+}
+
+TEST_F(PrefillTest, AdmissionWaitsForPoolRoom) {
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    from_router(test_scope(i), bind_of(66));  // 17 blocks of 40
+    grant(test_scope(i), i * 10);
+  }
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->admissions.size(), 2U);
+  give();
+  EXPECT_EQ(gauge("pool_blocks"), 34U);
+  from_router(test_scope(0), wire::request_kill{});
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->releases.size(), 1U);
+  EXPECT_EQ(batch->admissions.size(), 1U);  // in one batch: releases go first
+}
+
+TEST_F(PrefillTest, AnEngineThatRefusesIsAnswered) {
+  from_router(one, bind_of(18));
+  grant(one);
+  ASSERT_TRUE(take());
+  done.admitted[0].sequence = Error{Code::busy, 0, "no"};
+  give();
+  EXPECT_EQ(heard<wire::prefill_refused>()->reason, "no");
+  EXPECT_TRUE(heard<wire::kv_release>());
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, AnExportThatFailsEndsTheRequest) {
+  choose(one, 18);
+  ASSERT_TRUE(take());
+  done.exported[0].crcs = Error{Code::stale, 0, "gone"};
+  give();
+  expect_end(Code::stale);
+  acknowledge(one);
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, AFinalTokenNeedsNoSeat) {
+  run(one, 18);
+  ASSERT_TRUE(take());
+  token(18, engine::Finish::stop);
+  give();
+  from_router(one, target_of(6));
+  ASSERT_TRUE(take());
+  give();
+  EXPECT_FALSE(heard<wire::kv_handover>());
+  expect_end(Code::ok);
+}
+
+TEST_F(PrefillTest, ATargetMayComeBeforeTheToken) {
+  run(one, 18);
+  from_router(one, target_of(6));
+  ASSERT_TRUE(take());
+  token(18);
+  give();
+  EXPECT_FALSE(heard<wire::kv_handover>());
+  ASSERT_TRUE(take());
+  give();
+  EXPECT_EQ(heard<wire::kv_handover>()->seat, 6U);
+}
+
+TEST_F(PrefillTest, WithoutASeatTheHoldEnds) {
+  wait(one, 18);
+  advance(seconds(59));
+  EXPECT_FALSE(heard<wire::request_done>());
+  advance(seconds(1));
+  expect_end(Code::timeout);
+  acknowledge(one);
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, AFailedHandOverIsToldAndTriedElsewhere) {
+  wait(one, 18);
+  from_router(one, target_of(6));
+  ASSERT_TRUE(heard<wire::kv_handover>());
+  from_kvd(one, wire::kv_handed{5, 0});  // of another seat
+  EXPECT_FALSE(heard<wire::request_done>());
+  from_kvd(one, wire::kv_handed{6, static_cast<wire::U16>(Code::not_found)});
+  const auto refused = heard<wire::prefill_refused>();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->bind, 1U);
+  EXPECT_EQ(gauge("holds"), 1U);
+  from_router(one, target_of(7));
+  EXPECT_EQ(heard<wire::kv_handover>()->seat, 7U);
+  from_kvd(one, wire::kv_handed{7, 0});
+  expect_end(Code::ok);
+}
+
+TEST_F(PrefillTest, ASeatOfTheSameNumberElsewhereWasTakenForTheSame) {
+  wait(one, 18);
+  from_router(one, target_of(6, "di-decode.0"));
+  ASSERT_TRUE(heard<wire::kv_handover>());
+  from_router(one, target_of(6, "di-decode.0"));  // said twice
+  EXPECT_FALSE(heard<wire::kv_handover>());
+  from_router(one, target_of(6, "di-decode.1"));
+  const auto again = heard<wire::kv_handover>();
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->decode, "di-decode.1");
+}
+
+TEST_F(PrefillTest, ATargetForWhatIsNotHereIsAnswered) {
+  from_router(one, target_of(6));
+  const auto refused = heard<wire::prefill_refused>();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->bind, 0U);
+  EXPECT_EQ(refused->code, static_cast<wire::U16>(Code::not_found));
+}
+
+TEST_F(PrefillTest, StopEndsEachState) {
+  const wire::request_stop stop{static_cast<wire::U16>(Code::cancelled)};
+  from_router(one, bind_of(18, 4));  // fetching
+  from_router(one, stop);
+  expect_end(Code::cancelled);
+  from_router(two, bind_of(18));  // opening
+  from_router(two, stop);
+  expect_end(Code::cancelled);
+  out.clear();
+  const wire::Scope three = test_scope(3);  // admitting, not asked yet
+  from_router(three, bind_of(18));
+  grant(three);
+  from_router(three, stop);
+  expect_end(Code::cancelled);
+  const wire::Scope four = test_scope(4);  // admitting, asked: ends with the batch after
+  from_router(four, bind_of(18));
+  grant(four);
+  ASSERT_TRUE(take());
+  from_router(four, stop);
+  EXPECT_FALSE(heard<wire::request_done>());
+  give();
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->cancels.size(), 1U);
+  give();
+  expect_end(Code::cancelled);
+  const wire::Scope five = test_scope(5);  // running
+  run(five, 18);
+  from_router(five, stop);
+  ASSERT_TRUE(take());
+  give();
+  expect_end(Code::cancelled);
+  const wire::Scope six = test_scope(6);  // sealing
+  choose(six, 18);
+  from_router(six, stop);
+  ASSERT_TRUE(take());
+  EXPECT_TRUE(batch->exports.empty());
+  give();
+  expect_end(Code::cancelled);
+  const wire::Scope seven = test_scope(7);  // waiting
+  wait(seven, 18);
+  from_router(seven, stop);
+  expect_end(Code::cancelled);
+  const wire::Scope eight = test_scope(8);  // handing
+  wait(eight, 18);
+  from_router(eight, target_of(6));
+  from_router(eight, stop);
+  expect_end(Code::cancelled);
+  for (std::uint32_t i = 1; i <= 8; ++i) acknowledge(test_scope(i));
+  from_router(one, stop);  // over already: answered, not kept
+  EXPECT_EQ(heard<wire::request_done>()->code, static_cast<wire::U16>(Code::not_found));
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, ACancelledRowWasSteppedInTheSameBatch) {
+  run(one, 18);
+  from_router(one, wire::request_stop{6});
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->cancels.size(), 1U);
+  EXPECT_TRUE(batch->plan.rows.empty());
+}
+
+TEST_F(PrefillTest, AScriptThatLagsKeptItsPrefillForEver) {
+  run(one, 18);
+  from_router(one, wire::request_stop{6});
+  ASSERT_TRUE(take());
+  done.cancelled[0].second = false;
+  give();
+  EXPECT_FALSE(heard<wire::request_done>());
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->plan.rows.size(), 1U);
+  token(18);
+  give();
+  expect_end(Code::cancelled);
+  EXPECT_FALSE(heard<wire::token_batch>());
+
+  choose(two, 18);  // the token is out already
+  from_router(two, wire::request_stop{6});
+  ASSERT_TRUE(take());
+  done.cancelled[0].second = false;
+  give();
+  expect_end(Code::cancelled);
+}
+
+TEST_F(PrefillTest, KillForgetsWithoutAnAnswer) {
+  run(one, 18);
+  from_router(one, wire::request_kill{});
+  EXPECT_FALSE(heard<wire::request_done>());
+  EXPECT_TRUE(heard<wire::kv_release>());
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, PagesWereReleasedWhileTheEngineCopiedThem) {
+  choose(one, 18);
+  ASSERT_TRUE(take());  // exports
+  from_router(one, wire::request_kill{});
+  EXPECT_FALSE(heard<wire::kv_release>());
+  give();
+  EXPECT_TRUE(heard<wire::kv_release>());
+
+  run(two, 18, 4);
+  ready(two, 4);
+  ASSERT_TRUE(take());  // swaps in
+  from_router(two, wire::request_kill{});
+  EXPECT_FALSE(heard<wire::kv_release>());
+  give();
+  EXPECT_TRUE(heard<wire::kv_release>());
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, AKillDuringAdmissionGivesTheSequenceBack) {
+  from_router(one, bind_of(18));
+  grant(one);
+  ASSERT_TRUE(take());
+  from_router(one, wire::request_kill{});
+  give();
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->releases.size(), 1U);
+  give();
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, ALostRouterTakesItsRequestsAndEndingsAlong) {
+  from_router(one, bind_of(18));
+  from_router(one, wire::request_stop{6});
+  out.clear();
+  run(two, 18);
+  EXPECT_EQ(gauge("endings_unacknowledged"), 1U);
+  out.clear();
+  core->on_router_lost(router, now);
+  listen();
+  EXPECT_TRUE(heard<wire::kv_release>());
+  EXPECT_FALSE(heard<wire::request_done>());
+  expect_nothing_held();
+}
+
+TEST_F(PrefillTest, EndingsAreSaidAgainToAReturningRouter) {
+  from_router(one, bind_of(18));
+  from_router(one, wire::request_stop{6});
+  out.clear();
+  core->on_router_up(router, router_generation, now);
+  listen();
+  EXPECT_EQ(count<wire::request_done>(), 1);
+}
+
+TEST_F(PrefillTest, ALostArenaEndsEverythingAndClosesTheRankFirst) {
+  wait(two, 18);
+  run(one, 18);
+  out.clear();
+  core->on_arena("", 0, now);
+  listen();
+  ASSERT_FALSE(out.empty());
+  EXPECT_EQ(out[0].number, wire::rank_credit::number);  // before a request is bound here again
+  EXPECT_TRUE(out[0].as<wire::rank_credit>()->draining);
+  EXPECT_EQ(count<wire::request_done>(), 2);
+  EXPECT_EQ(count<wire::kv_release>(), 0);
+  acknowledge(one);
+  acknowledge(two);
+  expect_nothing_held();
+  out.clear();
+  core->on_arena(kvd, kvd_generation, now);
+  listen();
+  EXPECT_FALSE(heard<wire::rank_credit>()->draining);
+}
+
+TEST_F(PrefillTest, AStepCountsFromItsInstantOn) {
+  run(one, 18);
+  ASSERT_TRUE(take());
+  token(18);
+  done.step.ready_at = now + milliseconds(50);
+  give();
+  EXPECT_FALSE(heard<wire::token_batch>());
+  EXPECT_FALSE(take());
+  EXPECT_EQ(core->next_due(), now + milliseconds(50));
+  advance(milliseconds(50));
+  EXPECT_TRUE(heard<wire::token_batch>());
+}
+
+TEST_F(PrefillTest, ADelayedRowDoesNotSpinItsTimer) {
+  run(one, 18);
+  ASSERT_TRUE(take());
+  done.step.rows[0].state = engine::RowState::not_before;
+  done.step.rows[0].not_before = now + milliseconds(20);
+  give();
+  EXPECT_FALSE(take());
+  EXPECT_EQ(core->next_due(), now + milliseconds(20));
+  from_router(two, bind_of(18));
+  grant(two, 10);
+  ASSERT_TRUE(take());  // a batch is out when the delay ends
+  advance(milliseconds(30));
+  EXPECT_EQ(core->next_due(), instant_never);
+  give();
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->plan.rows.size(), 2U);
+}
+
+TEST_F(PrefillTest, CreditFollowsTheWork) {
+  begin();
+  core->on_router_up("di-router.1", 1, now);
+  listen();
+  ASSERT_EQ(count<wire::rank_credit>(), 1);
+  EXPECT_EQ(out.at(0).peer, "di-router.1");
+  EXPECT_EQ(out.at(0).as<wire::rank_credit>()->granted_requests, 8U);  // half of what there is
+  out.clear();
+  from_router(one, bind_of(18));
+  std::erase_if(out, [](const wire::Envelope& message) { return message.peer != router; });
+  const auto credit = heard<wire::rank_credit>();
+  ASSERT_TRUE(credit);
+  EXPECT_EQ(credit->last_bind, 1U);
+  EXPECT_EQ(credit->running, 1U);
+  EXPECT_GT(credit->queue_us, 0U);
+}
+
+}  // namespace
+}  // namespace di::rank
