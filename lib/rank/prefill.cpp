@@ -67,7 +67,7 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::prefill_target::number:
       if (auto target = message.as<wire::prefill_target>()) {
         request->target = std::move(*target);
-        if (request->state == State::waiting || request->state == State::handing) hand_over(*request);
+        if (request->state == State::waiting || request->state == State::handing) hand_over(*request, now);
       }
       break;
     case wire::request_stop::number:
@@ -430,7 +430,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
   to_router(request, progress);
 }
 
-void PrefillCore::advance_sealing(Request& request, Instant) {
+void PrefillCore::advance_sealing(Request& request, Instant now) {
   if (request.state != State::sealing) return;
   for (const Page& page : request.pages) {
     if (!page.sealed) return;
@@ -443,14 +443,15 @@ void PrefillCore::advance_sealing(Request& request, Instant) {
   pool_by_request_.erase(request.handle);
   if (request.finish != engine::Finish::none) return end(request.handle, Code::ok, "");
   request.state = State::waiting;
-  if (request.target.has_value()) hand_over(request);
+  if (request.target.has_value()) hand_over(request, now);
 }
 
-void PrefillCore::hand_over(Request& request) {
+void PrefillCore::hand_over(Request& request, Instant now) {
   const wire::prefill_target& target = *request.target;
   if (request.state == State::handing && request.handing == target) return;
   request.state = State::handing;
   request.handing = target;
+  request.hold_until = now + options_.hold;
   wire::kv_handover handover;
   handover.seat = target.seat;
   handover.decode = target.decode;
@@ -581,7 +582,9 @@ void PrefillCore::on_time(Instant now) {
       to_kvd(request.scope, wire::kv_release{});
       fetched(request, wire::kv_fetching{static_cast<wire::U16>(Code::timeout), 0, 0, {}}, now);
     }
-    if ((request.state == State::waiting || request.state == State::handing) && now >= request.hold_until) timed_out.emplace_back(handle, "no seat within the hold");
+    if ((request.state == State::waiting || request.state == State::handing) && now >= request.hold_until) {
+      timed_out.emplace_back(handle, "no seat within the hold");
+    }
   }
   for (const auto& [handle, reason] : timed_out) {
     if (!requests_.contains(handle)) continue;

@@ -136,7 +136,7 @@ class PrefillCore {
   void ask_open(Request& request, Instant now);
   void truncate(Request& request, std::uint32_t blocks, Instant now);
   void advance_sealing(Request& request, Instant now);
-  void hand_over(Request& request);
+  void hand_over(Request& request, Instant now);
   void end(Handle handle, Code code, std::string reason);
   void refuse(Handle handle, Code code, std::string reason);
   void forget(Handle handle);

@@ -201,6 +201,41 @@ TEST_F(PrefillTest, AFetchWithoutRoomMeansComputing) {
   EXPECT_EQ(heard<wire::kv_open>()->page_blocks, (std::vector<std::uint32_t>{4, 1}));
 }
 
+TEST_F(PrefillTest, AFetchWithoutAnAnswerWaitedForEver) {
+  from_router(one, bind_of(18, 4));
+  EXPECT_TRUE(heard<wire::kv_fetch>());
+  advance(seconds(4));
+  EXPECT_FALSE(heard<wire::kv_open>());
+  advance(seconds(1));
+  EXPECT_TRUE(heard<wire::kv_release>());
+  EXPECT_EQ(heard<wire::kv_open>()->page_blocks, (std::vector<std::uint32_t>{4, 1}));
+  from_kvd(one, wire::kv_fetching{0, 77, 4, {slot(50, 4)}});  // too late
+  EXPECT_FALSE(heard<wire::kv_open>());
+}
+
+TEST_F(PrefillTest, AnUnansweredOpenIsSaidAgain) {
+  from_router(one, bind_of(18));
+  const auto first = heard<wire::kv_open>();
+  ASSERT_TRUE(first);
+  advance(seconds(2));
+  const auto again = heard<wire::kv_open>();
+  ASSERT_TRUE(again);
+  EXPECT_NE(again->tag, first->tag);
+  advance(seconds(8));
+  EXPECT_TRUE(heard<wire::prefill_refused>());
+}
+
+TEST_F(PrefillTest, AHandOverWithoutAnAnswerEndsWithTheHold) {
+  wait(one, 18);
+  advance(seconds(30));
+  from_router(one, target_of(5));
+  EXPECT_TRUE(heard<wire::kv_handover>());
+  advance(seconds(59));
+  EXPECT_FALSE(heard<wire::request_done>());
+  advance(seconds(1));
+  expect_end(Code::timeout);
+}
+
 TEST_F(PrefillTest, AShorterHitIsTakenAndTheRestComputed) {
   from_router(one, bind_of(18, 4));
   from_kvd(one, wire::kv_fetching{0, 77, 3, {slot(50, 3)}});
