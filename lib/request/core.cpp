@@ -574,7 +574,6 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
       }
     }
   }
-  ranks_.remove(instance);
   watch_absence(now);
   dispatch(now);
   sweep(now);

@@ -1,0 +1,733 @@
+#include "request/core.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "kv/chain.h"
+
+namespace di::request {
+namespace {
+
+const std::string meta = "di-meta.0";
+const std::string kvd = "di-kvd.host0";
+const std::string prefill0 = "di-prefill.0";
+const std::string prefill1 = "di-prefill.1";
+const std::string decode0 = "di-decode.0";
+const std::string decode1 = "di-decode.1";
+
+class RouterTest : public ::testing::Test {
+ protected:
+  RouterTest() { begin(); }
+
+  static RouterCore::Options options() {
+    RouterCore::Options options;
+    options.block_tokens = 4;
+    options.attempts_max = 4;
+    return options;
+  }
+  void begin(RouterCore::Options with = options()) {
+    core.emplace(with);
+    generations.clear();
+    for (const std::string& name : {meta, kvd, prefill0, prefill1, decode0, decode1}) up(name);
+    listen();
+    out.clear();
+  }
+  // A peer comes, with credit when it is a rank.
+  void up(const std::string& instance, std::uint16_t ranks = 1) {
+    const std::uint32_t generation = ++generations[instance];
+    join(instance, generation, ranks);
+  }
+  void join(const std::string& instance, std::uint32_t generation, std::uint16_t ranks = 1) {
+    wire::Member member;
+    member.instance = instance;
+    member.program = instance.substr(0, instance.find('.'));
+    member.role = instance == kvd ? "host" : "";
+    member.host = "here";
+    member.generation = generation;
+    const bool rank = member.program == "di-prefill" || member.program == "di-decode";
+    if (rank) {
+      member.ranks = ranks;
+      member.model = "m";
+    }
+    core->on_peer_up(member, now);
+    for (std::uint16_t r = 0; rank && r < ranks; ++r) grant(instance, 8, false, r);
+    listen();
+  }
+  void grant(const std::string& instance, std::uint64_t requests, bool draining = false, std::uint16_t rank = 0) {
+    wire::rank_credit credit;
+    credit.seq = ++seq;
+    credit.granted_requests = requests;
+    credit.granted_us = 100000000;
+    credit.kv_tokens_max = 100000;
+    credit.host = kvd;
+    credit.draining = draining;
+    credit.cost_token_us = 1;
+    say(instance, {{}, 0, rank, 0}, credit);
+  }
+  void lose(const std::string& instance) {
+    core->on_peer_lost(instance, now);
+    listen();
+  }
+  template <class M>
+  void say(const std::string& from, const wire::Scope& scope, const M& message) {
+    core->on_message(wire::Envelope::make(from, generations.at(from), scope, message), now);
+    listen();
+  }
+  void advance(Duration by) {
+    now = now + by;
+    core->on_time(now);
+    listen();
+  }
+  void listen() {
+    for (wire::Envelope& message : core->take_outgoing()) out.push_back(std::move(message));
+    for (Emission& emission : core->take_emissions()) emissions.push_back(std::move(emission));
+    for (Ending& ending : core->take_endings()) endings.push_back(std::move(ending));
+  }
+  // The first message of this type, taken out.
+  template <class M>
+  std::optional<M> heard(const std::string& peer, wire::Scope* scope = nullptr) {
+    for (auto message = out.begin(); message != out.end(); ++message) {
+      if (message->number != M::number || message->peer != peer) continue;
+      auto body = message->as<M>();
+      EXPECT_TRUE(static_cast<bool>(body));
+      if (scope != nullptr) *scope = message->scope;
+      out.erase(message);
+      return *body;
+    }
+    return std::nullopt;
+  }
+  template <class M>
+  int count() const {
+    int found = 0;
+    for (const wire::Envelope& message : out) found += message.number == M::number ? 1 : 0;
+    return found;
+  }
+
+  RequestId submit(std::uint32_t tokens = 18, std::uint32_t max_tokens = 10) {
+    NewRequest request;
+    put_le<std::uint32_t>(request.id.raw.data(), ++submitted);
+    request.model = "m";
+    for (std::uint32_t i = 0; i < tokens; ++i) request.prompt.push_back(i);
+    request.keys = kv::chain_keys(Key{}, request.prompt, 4);
+    request.sampling.max_tokens = max_tokens;
+    const RequestId id = request.id;
+    EXPECT_TRUE(core->submit(std::move(request), now).ok());
+    listen();
+    return id;
+  }
+  wire::Scope scope(const RequestId& id, std::uint16_t attempt = 1) const { return {id, attempt, 0, 0}; }
+  void matched(const RequestId& id, std::uint32_t hit, std::uint16_t attempt = 1) {
+    say(meta, scope(id, attempt), wire::meta_matched{hit, {}, 0});
+  }
+  // Bound to prefill0 and seated at decode0, seat 5.
+  RequestId seated(std::uint32_t max_tokens = 10) {
+    const RequestId id = submit(18, max_tokens);
+    matched(id, 0);
+    EXPECT_TRUE(heard<wire::prefill_bind>(prefill0));
+    EXPECT_TRUE(heard<wire::decode_seat>(decode0));
+    say(decode0, scope(id), wire::seat_granted{5, kvd});
+    EXPECT_EQ(heard<wire::prefill_target>(prefill0)->seat, 5U);
+    return id;
+  }
+  void token(const std::string& from, const RequestId& id, std::uint32_t index, std::uint16_t attempt = 1,
+             wire::Finish finish = wire::Finish::none) {
+    wire::TokenEvent event;
+    event.request = id;
+    event.attempt = attempt;
+    event.index = index;
+    event.token.id = 1000 + index;
+    event.finish = static_cast<wire::U8>(finish);
+    say(from, {}, wire::token_batch{{event}});
+  }
+  void done(const std::string& from, const RequestId& id, Code code = Code::ok, std::uint16_t attempt = 1) {
+    wire::request_done message;
+    message.leg = from.find("decode") != std::string::npos ? 1 : 0;
+    message.code = static_cast<wire::U16>(code);
+    say(from, scope(id, attempt), message);
+  }
+  // Decoding: prefill is through, two tokens came.
+  RequestId decoding() {
+    const RequestId id = seated();
+    token(prefill0, id, 0);
+    say(decode0, scope(id), wire::decode_started{5, 4});
+    done(prefill0, id);
+    token(decode0, id, 1);
+    EXPECT_EQ(state(id), FlightState::decoding);
+    out.clear();
+    return id;
+  }
+  FlightState state(const RequestId& id) const { return core->find(id)->state; }
+  std::uint16_t attempt(const RequestId& id) const { return core->find(id)->attempt; }
+  void expect_nothing_held() {
+    EXPECT_TRUE(core->flights().empty());
+    EXPECT_EQ(core->ranks().outstanding(), 0U);
+    EXPECT_EQ(core->queued(), 0U);
+    EXPECT_EQ(core->next_due(), instant_never);
+    std::set<RequestId> ended;
+    for (const Ending& ending : endings) EXPECT_TRUE(ended.insert(ending.id).second);
+  }
+  std::vector<std::uint32_t> indexes() const {
+    std::vector<std::uint32_t> all;
+    for (const Emission& emission : emissions) all.push_back(emission.index);
+    return all;
+  }
+
+  std::optional<RouterCore> core;
+  Instant now{1'000'000'000};
+  std::map<std::string, std::uint32_t> generations;
+  std::vector<wire::Envelope> out;
+  std::vector<Emission> emissions;
+  std::vector<Ending> endings;
+  std::uint32_t submitted = 0;
+  std::uint64_t seq = 0;
+};
+
+TEST_F(RouterTest, ARequestGoesFromMatchToItsLastToken) {
+  const RequestId id = submit();
+  EXPECT_EQ(heard<wire::meta_match>(meta)->keys.size(), 4U);
+  matched(id, 3);
+  const auto bind = heard<wire::prefill_bind>(prefill0);
+  ASSERT_TRUE(bind);
+  EXPECT_EQ(bind->hit_blocks, 3U);
+  EXPECT_EQ(bind->bind, 1U);
+  const auto ask = heard<wire::decode_seat>(decode0);
+  ASSERT_TRUE(ask);
+  EXPECT_EQ(ask->tokens.size(), 18U);
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  const auto target = heard<wire::prefill_target>(prefill0);
+  ASSERT_TRUE(target);
+  EXPECT_EQ(target->decode, decode0);
+  EXPECT_EQ(target->host, kvd);
+  wire::prefill_progress progress;
+  progress.swapped_blocks = 3;
+  say(prefill0, scope(id), progress);
+  token(prefill0, id, 0);
+  say(decode0, scope(id), wire::decode_started{5, 4});
+  wire::request_done prefill_done;
+  prefill_done.swapped_blocks = 3;
+  say(prefill0, scope(id), prefill_done);
+  EXPECT_TRUE(heard<wire::done_ack>(prefill0));
+  token(decode0, id, 1);
+  token(decode0, id, 2, 1, wire::Finish::stop);
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::ok);
+  EXPECT_EQ(endings[0].finish, wire::Finish::stop);
+  EXPECT_EQ(endings[0].output_tokens, 3U);
+  EXPECT_EQ(endings[0].cached_tokens, 12U);
+  EXPECT_EQ(core->flights().size(), 1U);  // decode still owes its counts
+  done(decode0, id);
+  EXPECT_EQ(indexes(), (std::vector<std::uint32_t>{0, 1, 2}));
+  expect_nothing_held();
+  EXPECT_NE(core->find(id), nullptr);  // for `explain`
+}
+
+TEST_F(RouterTest, SubmitSaysWhatIsInTheWay) {
+  RouterCore::Options few = options();
+  few.flights_max = 1;
+  begin(few);
+  const RequestId id = submit();
+  NewRequest again;
+  again.id = id;
+  again.model = "m";
+  again.prompt = {1};
+  EXPECT_EQ(core->submit(again, now).error().code, Code::busy);
+  core->cancel(id, Code::cancelled, now);
+  again.model = "other";
+  EXPECT_EQ(core->submit(again, now).error().code, Code::unreachable);
+  again.model = "m";
+  EXPECT_TRUE(core->submit(again, now).ok());
+}
+
+TEST_F(RouterTest, RequestsWaitAWhileForTheLastRankOfAKind) {
+  const RequestId id = submit();
+  lose(prefill0);
+  lose(prefill1);
+  matched(id, 0);
+  const RequestId later = submit();
+  EXPECT_EQ(state(id), FlightState::queued);
+  matched(later, 0);
+  EXPECT_EQ(core->next_due(), now + seconds(15));
+  advance(seconds(14));
+  up(prefill0);
+  EXPECT_EQ(count<wire::prefill_bind>(), 2);
+  lose(prefill0);  // both re-enter and wait again
+  advance(seconds(15));
+  ASSERT_EQ(endings.size(), 2U);
+  EXPECT_EQ(endings[0].code, Code::busy);
+  NewRequest refused;
+  refused.model = "m";
+  EXPECT_EQ(core->submit(refused, now).error().code, Code::unreachable);
+}
+
+TEST_F(RouterTest, WithoutDirectoryEverythingIsCold) {
+  lose(meta);
+  submit();
+  EXPECT_EQ(count<wire::meta_match>(), 0);
+  EXPECT_EQ(heard<wire::prefill_bind>(prefill0)->hit_blocks, 0U);
+}
+
+TEST_F(RouterTest, ADirectoryThatGoesWhileMatchingIsNotWaitedFor) {
+  submit();
+  lose(meta);
+  EXPECT_TRUE(heard<wire::prefill_bind>(prefill0));
+}
+
+TEST_F(RouterTest, ADirectoryThatDoesNotAnswerIsNotWaitedFor) {
+  const RequestId id = submit();
+  EXPECT_EQ(core->next_due(), now + milliseconds(200));
+  advance(milliseconds(200));
+  EXPECT_TRUE(heard<wire::prefill_bind>(prefill0));
+  matched(id, 3);  // late
+  EXPECT_EQ(count<wire::prefill_bind>(), 0);
+}
+
+TEST_F(RouterTest, AHitIsNeverMoreThanUsable) {
+  const RequestId id = submit(16);
+  matched(id, 99);
+  EXPECT_EQ(heard<wire::prefill_bind>(prefill0)->hit_blocks, 3U);
+}
+
+TEST_F(RouterTest, WithoutCreditItWaitsAndHintsAPrefetch) {
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  const RequestId id = submit();
+  matched(id, 3);
+  EXPECT_EQ(state(id), FlightState::queued);
+  EXPECT_EQ(heard<wire::kv_prefetch>(kvd)->keys.size(), 3U);
+  grant(prefill1, 1);
+  EXPECT_TRUE(heard<wire::prefill_bind>(prefill1));
+  say(prefill1, scope(id), wire::prefill_progress{});
+  EXPECT_TRUE(heard<wire::kv_release>(kvd));
+}
+
+TEST_F(RouterTest, TheQueueIsServedInOrder) {
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  const RequestId first = submit();
+  const RequestId second = submit();
+  matched(second, 0);
+  matched(first, 0);
+  grant(prefill0, 1);
+  wire::Scope bound;
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill0, &bound));
+  EXPECT_EQ(bound.request, second);  // as they came from match
+  EXPECT_EQ(core->queued(), 1U);
+}
+
+TEST_F(RouterTest, ACancelledRequestStayedInTheQueue) {
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  const RequestId first = submit();
+  matched(first, 0);
+  for (int i = 0; i < 5; ++i) {
+    const RequestId id = submit();
+    matched(id, 3);
+    core->cancel(id, Code::cancelled, now);
+    listen();
+    EXPECT_TRUE(heard<wire::kv_release>(kvd));
+  }
+  EXPECT_EQ(core->queued(), 1U);
+  EXPECT_EQ(core->flights().size(), 1U);
+}
+
+TEST_F(RouterTest, TokenZeroMayComeAfterTokensOfDecode) {
+  const RequestId id = seated();
+  say(decode0, scope(id), wire::decode_started{5, 4});
+  token(decode0, id, 1);
+  token(decode0, id, 2, 1, wire::Finish::stop);
+  EXPECT_TRUE(emissions.empty());
+  done(decode0, id);
+  token(prefill0, id, 0);
+  EXPECT_EQ(indexes(), (std::vector<std::uint32_t>{0, 1, 2}));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].finish, wire::Finish::stop);
+  done(prefill0, id);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, AGapReentersWithWhatWasProduced) {
+  const RequestId id = decoding();
+  token(decode0, id, 3);
+  EXPECT_EQ(indexes(), (std::vector<std::uint32_t>{0, 1}));
+  EXPECT_EQ(core->next_due(), now + seconds(3));
+  advance(seconds(3));
+  EXPECT_EQ(attempt(id), 2);
+  EXPECT_EQ(heard<wire::request_stop>(decode0)->reason, static_cast<wire::U16>(Code::stale));
+  EXPECT_TRUE(heard<wire::meta_match>(meta));
+  matched(id, 4, 2);
+  const auto bind = heard<wire::prefill_bind>(prefill0);
+  ASSERT_TRUE(bind);
+  EXPECT_EQ(bind->tokens.size(), 20U);
+  EXPECT_EQ(bind->tokens.back(), 1001U);
+  EXPECT_EQ(bind->first_index, 2U);
+  EXPECT_EQ(bind->keys.size(), 5U);
+  token(decode0, id, 2);  // of the attempt that is over
+  EXPECT_EQ(indexes(), (std::vector<std::uint32_t>{0, 1}));
+  token(prefill0, id, 2, 2);
+  EXPECT_EQ(indexes(), (std::vector<std::uint32_t>{0, 1, 2}));
+}
+
+TEST_F(RouterTest, AFilledGapIsForgotten) {
+  const RequestId id = decoding();
+  token(decode0, id, 3);
+  token(decode0, id, 2);
+  advance(seconds(4));
+  EXPECT_EQ(attempt(id), 1);
+}
+
+TEST_F(RouterTest, AGapOfAnAttemptThatIsOverEndedTheNextOne) {
+  const RequestId id = decoding();
+  lose(decode0);
+  EXPECT_EQ(attempt(id), 2);
+  matched(id, 0, 2);
+  token(prefill0, id, 4, 2);  // nonsense, but a gap
+  advance(seconds(3));
+  EXPECT_EQ(attempt(id), 3);  // waits before it starts
+  EXPECT_EQ(core->next_due(), now + milliseconds(100));
+  advance(milliseconds(50));
+  EXPECT_EQ(attempt(id), 3);
+  advance(milliseconds(50));
+  EXPECT_EQ(attempt(id), 3);
+  EXPECT_EQ(count<wire::meta_match>(), 2);
+}
+
+TEST_F(RouterTest, AttemptsAreCounted) {
+  const RequestId id = submit();
+  const auto busy = static_cast<wire::U16>(Code::busy);
+  for (std::uint16_t attempt = 1; attempt <= 4; ++attempt) {
+    if (attempt > 2) {
+      EXPECT_EQ(core->next_due(), now + milliseconds(50) * (1 << (attempt - 2)));
+      advance(milliseconds(50) * (1 << (attempt - 2)));
+    }
+    matched(id, 0, attempt);
+    auto bind = heard<wire::prefill_bind>(prefill0);
+    const std::string rank = bind ? prefill0 : prefill1;
+    if (!bind) bind = heard<wire::prefill_bind>(prefill1);
+    ASSERT_TRUE(bind) << attempt;
+    say(rank, scope(id, attempt), wire::prefill_refused{bind->bind, busy, "no place"});
+  }
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::unreachable);
+  EXPECT_EQ(endings[0].attempts, 4);
+  for (std::uint16_t attempt = 1; attempt <= 4; ++attempt) done(decode0, id, Code::stale, attempt);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, AnInvalidBindIsAnErrorAtOnce) {
+  const RequestId id = submit();
+  matched(id, 0);
+  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::invalid), "too long"});
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::invalid);
+  EXPECT_EQ(endings[0].reason, "too long");
+}
+
+TEST_F(RouterTest, ARefusedSeatIsAskedElsewhereAndLaterAgain) {
+  const RequestId id = submit();
+  matched(id, 0);
+  const auto busy = static_cast<wire::U16>(Code::busy);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  say(decode0, scope(id), wire::seat_refused{busy, ""});
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  say(decode1, scope(id), wire::seat_refused{busy, ""});
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  advance(milliseconds(50));
+  EXPECT_EQ(count<wire::decode_seat>(), 1);
+  EXPECT_EQ(attempt(id), 1);
+}
+
+TEST_F(RouterTest, AnInvalidSeatIsAnErrorAtOnce) {
+  const RequestId id = submit();
+  matched(id, 0);
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::invalid), "too long"});
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::invalid);
+  EXPECT_TRUE(heard<wire::request_stop>(prefill0));
+}
+
+TEST_F(RouterTest, NoSeatIsAskedFarAheadNorForASingleToken) {
+  RouterCore::Options near = options();
+  near.seat_ahead_us = 5;
+  begin(near);
+  const RequestId far = submit();
+  matched(far, 0);
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  EXPECT_EQ(core->next_due(), now + seconds(600));
+  say(prefill0, scope(far), wire::prefill_progress{4, 10, 0, {}});
+  EXPECT_EQ(count<wire::decode_seat>(), 1);
+  out.clear();
+  begin();
+  const RequestId single = submit(18, 1);
+  matched(single, 0);
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  token(prefill0, single, 0);
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].finish, wire::Finish::length);  // its own bound
+}
+
+TEST_F(RouterTest, ASeatThatIsLostFarAheadDidNotSpinTheTimer) {
+  RouterCore::Options near = options();
+  near.seat_ahead_us = 100;
+  begin(near);
+  const RequestId id = submit();
+  matched(id, 0);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  say(prefill0, scope(id), wire::prefill_progress{5000, 10, 0, {}});  // slower than it looked
+  lose(decode0);
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  EXPECT_GT(core->next_due(), now);
+}
+
+TEST_F(RouterTest, ASeatWasAskedOfTheRankThatIsLost) {
+  lose(decode1);
+  const RequestId id = submit();
+  matched(id, 0);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  lose(decode0);
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  join(decode0, generations.at(decode0));  // the same process, another connection
+  advance(milliseconds(50));
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  lose(decode0);  // its accounts add up
+}
+
+TEST_F(RouterTest, TheLastTokenFromPrefillGivesTheSeatBack) {
+  const RequestId id = seated();
+  token(prefill0, id, 0, 1, wire::Finish::stop);
+  EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
+  ASSERT_EQ(endings.size(), 1U);
+  done(prefill0, id);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, AFailedHandOverAsksForAnotherSeat) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::not_found), "hand-over failed"});
+  EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  say(decode1, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_EQ(heard<wire::prefill_target>(prefill0)->decode, decode1);
+  EXPECT_EQ(attempt(id), 1);
+}
+
+TEST_F(RouterTest, ASeatLostAfterTheHandOverReenters) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  done(prefill0, id);
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::timeout), "lapsed"});
+  EXPECT_EQ(attempt(id), 2);
+}
+
+TEST_F(RouterTest, AnEndOfPrefillForASeatThatIsLostReenters) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::busy), "no"});
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  done(prefill0, id);  // it had handed over to the first
+  EXPECT_EQ(attempt(id), 2);
+  EXPECT_TRUE(heard<wire::request_stop>(decode1));
+}
+
+TEST_F(RouterTest, ATargetThatFindsNothingReenters) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::busy), "no"});
+  say(decode1, scope(id), wire::seat_granted{5, kvd});
+  ASSERT_TRUE(heard<wire::prefill_target>(prefill0));
+  done(prefill0, id);
+  EXPECT_EQ(attempt(id), 1);  // it may have been for this seat
+  say(prefill0, scope(id), wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found), "not here"});
+  EXPECT_EQ(attempt(id), 2);
+}
+
+TEST_F(RouterTest, APrefillLostBeforeDecodeStartedReenters) {
+  const RequestId waits = seated();
+  token(prefill0, waits, 0);
+  done(prefill0, waits);
+  lose(prefill0);
+  EXPECT_EQ(attempt(waits), 2);
+  lose(prefill0);  // and only once
+  EXPECT_EQ(attempt(waits), 2);
+}
+
+TEST_F(RouterTest, LossesReenterWhereTheyMatter) {
+  const RequestId bound = submit();
+  matched(bound, 0);
+  lose(prefill0);
+  EXPECT_EQ(attempt(bound), 2);
+  begin();
+  const RequestId decodes = decoding();
+  lose(prefill0);  // it is through
+  EXPECT_EQ(attempt(decodes), 1);
+  lose(decode0);
+  EXPECT_EQ(attempt(decodes), 2);
+  begin();
+  const RequestId early = seated();
+  say(decode0, scope(early), wire::decode_started{5, 4});
+  token(decode0, early, 1);
+  lose(prefill0);  // token 0 never came
+  EXPECT_EQ(attempt(early), 2);
+}
+
+TEST_F(RouterTest, EndsWithACodeReenter) {
+  const RequestId bound = seated();
+  done(prefill0, bound, Code::unreachable);
+  EXPECT_EQ(attempt(bound), 2);
+  begin();
+  const RequestId decodes = decoding();
+  done(decode0, decodes, Code::unreachable);
+  EXPECT_EQ(attempt(decodes), 2);
+}
+
+TEST_F(RouterTest, AnEndOfDecodeWithoutItsTokensReenters) {
+  const RequestId id = decoding();
+  done(decode0, id);  // and the last token is missing
+  advance(seconds(3));
+  EXPECT_EQ(attempt(id), 2);
+}
+
+TEST_F(RouterTest, CancelInEachState) {
+  const RequestId matching = submit();
+  core->cancel(matching, Code::cancelled, now);
+  listen();
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  const RequestId queued = submit();
+  matched(queued, 0);
+  core->cancel(queued, Code::cancelled, now);
+  listen();
+  EXPECT_TRUE(core->flights().empty());
+  grant(prefill0, 8);
+  grant(prefill1, 8);
+  out.clear();
+  const RequestId prefill = seated();
+  core->cancel(prefill, Code::timeout, now);
+  core->cancel(prefill, Code::cancelled, now);
+  listen();
+  EXPECT_EQ(heard<wire::request_stop>(prefill0)->reason, static_cast<wire::U16>(Code::timeout));
+  EXPECT_TRUE(heard<wire::request_stop>(decode0));
+  token(prefill0, prefill, 0);  // too late
+  done(prefill0, prefill, Code::timeout);
+  done(decode0, prefill, Code::timeout);
+  EXPECT_TRUE(emissions.empty());
+  const RequestId decodes = decoding();
+  core->cancel(decodes, Code::cancelled, now);
+  listen();
+  EXPECT_TRUE(heard<wire::request_stop>(decode0));
+  EXPECT_EQ(state(decodes), FlightState::closing);
+  done(decode0, decodes, Code::cancelled);
+  EXPECT_EQ(endings.size(), 4U);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, AStopStringEndsWell) {
+  const RequestId id = decoding();
+  core->cancel(id, Code::ok, now);
+  listen();
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::ok);
+  EXPECT_TRUE(heard<wire::request_stop>(decode0));
+}
+
+TEST_F(RouterTest, LegsThatDoNotEndAreKilled) {
+  const RequestId id = decoding();
+  core->cancel(id, Code::cancelled, now);
+  EXPECT_EQ(core->next_due(), now + seconds(5));
+  advance(seconds(5));
+  EXPECT_TRUE(heard<wire::request_kill>(decode0));
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, NoFirstTokenIsAnError) {
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  submit();
+  advance(seconds(600));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::timeout);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, NoNextTokenReenters) {
+  const RequestId id = decoding();
+  advance(seconds(60));
+  EXPECT_EQ(attempt(id), 2);
+}
+
+TEST_F(RouterTest, TheWholeRequestIsBounded) {
+  RouterCore::Options patient = options();
+  patient.next_token_wait = seconds(3000);
+  begin(patient);
+  decoding();
+  advance(seconds(1800));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::timeout);
+}
+
+TEST_F(RouterTest, AnswersOfOtherRanksAndGenerationsWereTaken) {
+  up(decode0, 2);
+  const RequestId id = submit();
+  matched(id, 0);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0, &asked) || heard<wire::decode_seat>(decode1, &asked));
+  const std::string rank = core->find(id)->decode.rank.instance;
+  wire::Scope other = scope(id);
+  other.rank = static_cast<wire::U16>(asked.rank + 1);
+  say(rank, other, wire::seat_refused{static_cast<wire::U16>(Code::busy), ""});
+  say(rank, other, wire::seat_granted{5, kvd});
+  wire::request_done ended;
+  ended.leg = 1;
+  ended.code = static_cast<wire::U16>(Code::stale);
+  say(rank, other, ended);
+  EXPECT_TRUE(core->find(id)->decode.open);
+  EXPECT_EQ(core->find(id)->seat, 0U);
+  core->on_message(wire::Envelope::make(rank, generations.at(rank) + 1, asked, wire::seat_granted{5, kvd}), now);
+  EXPECT_EQ(core->find(id)->seat, 0U);
+  say(rank, asked, wire::seat_granted{6, kvd});
+  EXPECT_EQ(core->find(id)->seat, 6U);
+}
+
+TEST_F(RouterTest, EndsAreAcknowledgedWhoeverTheyAreOf) {
+  RequestId unknown;
+  unknown.raw[3] = std::byte{9};
+  done(decode0, unknown);
+  EXPECT_EQ(heard<wire::done_ack>(decode0)->leg, 1);
+}
+
+TEST_F(RouterTest, FinishedRequestsAreRememberedWithinABound) {
+  RouterCore::Options few = options();
+  few.explain_max = 2;
+  begin(few);
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 3; ++i) {
+    ids.push_back(submit());
+    core->cancel(ids.back(), Code::cancelled, now);
+    listen();
+  }
+  EXPECT_EQ(core->find(ids[0]), nullptr);
+  ASSERT_NE(core->find(ids[2]), nullptr);
+  EXPECT_FALSE(core->find(ids[2])->timeline.empty());
+  EXPECT_TRUE(core->find(ids[2])->request.prompt.empty());
+}
+
+TEST_F(RouterTest, ScriptPiecesTravelWithAReentry) {
+  const RequestId id = seated();
+  wire::TokenEvent event;
+  event.request = id;
+  event.attempt = 1;
+  event.token.id = wire::script_token_base;
+  event.token.bytes = {std::byte{'x'}};
+  say(prefill0, {}, wire::token_batch{{event}});
+  lose(prefill0);
+  matched(id, 0, 2);
+  const auto bind = heard<wire::prefill_bind>(prefill1);
+  ASSERT_TRUE(bind);
+  ASSERT_EQ(bind->resume.size(), 1U);
+  EXPECT_EQ(bind->resume[0], Bytes{std::byte{'x'}});
+  EXPECT_EQ(bind->first_index, 1U);
+}
+
+}  // namespace
+}  // namespace di::request

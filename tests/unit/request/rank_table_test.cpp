@@ -1,0 +1,143 @@
+#include "request/rank_table.h"
+
+#include <gtest/gtest.h>
+
+namespace di::request {
+namespace {
+
+const RankName p0{"p.0", 0};
+const RankName p1{"p.0", 1};
+const RankName d0{"d.0", 0};
+const RankName d1{"d.1", 0};
+
+wire::rank_credit credit(std::uint64_t seq, std::uint64_t requests, std::uint64_t kv_tokens_max = 100) {
+  wire::rank_credit credit;
+  credit.seq = seq;
+  credit.granted_requests = requests;
+  credit.granted_us = 1'000'000;
+  credit.kv_tokens_max = kv_tokens_max;
+  return credit;
+}
+
+class RankTableTest : public testing::Test {
+ protected:
+  RankTableTest() {
+    table.add("p.0", 1, 2, false, "m");
+    table.add("d.0", 1, 1, true, "m");
+    table.add("d.1", 1, 1, true, "m");
+  }
+  void credit_all() {
+    EXPECT_TRUE(table.credit(p0, 1, credit(1, 2)));
+    EXPECT_TRUE(table.credit(p1, 1, credit(1, 2)));
+    EXPECT_TRUE(table.credit(d0, 1, credit(1, 8, 100)));
+    EXPECT_TRUE(table.credit(d1, 1, credit(1, 8, 400)));
+  }
+
+  RankTable table;
+};
+
+TEST_F(RankTableTest, ARankServesFromItsFirstCreditOn) {
+  EXPECT_FALSE(table.serves("m", false));
+  EXPECT_FALSE(table.serves("m", true));
+  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  credit_all();
+  EXPECT_TRUE(table.serves("m", false));
+  EXPECT_TRUE(table.serves("m", true));
+  EXPECT_FALSE(table.serves("other", false));
+}
+
+TEST_F(RankTableTest, OldCreditsAndOtherGenerationsAreIgnored) {
+  EXPECT_TRUE(table.credit(p0, 1, credit(2, 5)));
+  EXPECT_FALSE(table.credit(p0, 1, credit(2, 9)));
+  EXPECT_FALSE(table.credit(p0, 1, credit(1, 9)));
+  EXPECT_FALSE(table.credit(p0, 2, credit(3, 9)));
+  EXPECT_FALSE(table.credit(RankName{"p.0", 4}, 1, credit(3, 9)));
+  EXPECT_EQ(table.find(p0)->credit.granted_requests, 5U);
+}
+
+TEST_F(RankTableTest, WhatIsSentCountsAtOnce) {
+  credit_all();
+  EXPECT_EQ(table.sent(p0, 10, 4), 1U);
+  EXPECT_EQ(table.outstanding(), 1U);
+  table.sent(p0, 10, 4);
+  table.sent(p1, 50, 4);
+  // p0 has less work and no credit left.
+  EXPECT_EQ(table.choose_prefill("m"), p1);
+  table.sent(p1, 50, 4);
+  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  // What comes back frees no credit: that is the rank's to give.
+  table.returned(p0, 1, 10, 4);
+  EXPECT_EQ(table.outstanding(), 3U);
+  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  EXPECT_TRUE(table.credit(p0, 1, credit(2, 3)));
+  EXPECT_EQ(table.choose_prefill("m"), p0);
+}
+
+TEST_F(RankTableTest, PredictedWorkIsGrantedToo) {
+  credit_all();
+  table.sent(p0, 1'000'000, 1);
+  table.sent(p1, 999'999, 1);
+  EXPECT_EQ(table.choose_prefill("m"), p1);
+  table.sent(p1, 1, 1);
+  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+}
+
+TEST_F(RankTableTest, TheLeastOutstandingWorkIsChosen) {
+  credit_all();
+  EXPECT_EQ(table.choose_prefill("m"), p0);  // the first by name
+  table.sent(p0, 10, 1);
+  EXPECT_EQ(table.choose_prefill("m"), p1);
+  table.sent(p1, 20, 1);
+  EXPECT_EQ(table.choose_prefill("m"), p0);
+}
+
+TEST_F(RankTableTest, ADecodeRankNeedsRoomAndTheAvoidedOneIsLast) {
+  credit_all();
+  EXPECT_EQ(table.choose_decode("m", 60, std::nullopt), d0);
+  EXPECT_EQ(table.choose_decode("m", 60, d0), d1);
+  table.sent(d0, 0, 60);
+  EXPECT_EQ(table.choose_decode("m", 60, std::nullopt), d1);
+  table.sent(d1, 0, 300);
+  table.sent(d1, 0, 100);
+  EXPECT_EQ(table.choose_decode("m", 60, std::nullopt), std::nullopt);
+  EXPECT_EQ(table.choose_decode("m", 40, std::nullopt), d0);
+  EXPECT_EQ(table.choose_decode("m", 40, d0), d0);
+}
+
+TEST_F(RankTableTest, WhatFitsTheLargestRankWaitsForItAndWhatFitsNoneIsAskedAtOnce) {
+  credit_all();
+  table.sent(d1, 0, 300);
+  EXPECT_EQ(table.choose_decode("m", 200, std::nullopt), std::nullopt);
+  EXPECT_EQ(table.choose_decode("m", 401, std::nullopt), d0);
+  table.returned(d1, 1, 0, 300);
+  EXPECT_EQ(table.choose_decode("m", 200, std::nullopt), d1);
+}
+
+TEST_F(RankTableTest, DrainingRanksTakeNothing) {
+  credit_all();
+  wire::rank_credit draining = credit(2, 8, 400);
+  draining.draining = true;
+  EXPECT_TRUE(table.credit(d1, 1, draining));
+  EXPECT_EQ(table.choose_decode("m", 60, d0), d0);
+  EXPECT_EQ(table.choose_decode("m", 200, std::nullopt), std::nullopt);
+  EXPECT_TRUE(table.credit(d0, 1, draining));
+  EXPECT_FALSE(table.serves("m", true));
+}
+
+TEST_F(RankTableTest, AReturningInstanceStartsOver) {
+  credit_all();
+  table.sent(p0, 10, 4);
+  table.add("p.0", 2, 1, false, "m");
+  EXPECT_EQ(table.outstanding(), 0U);
+  EXPECT_EQ(table.find(p1), nullptr);
+  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  table.returned(p0, 1, 10, 4);  // of the generation before: nothing
+  EXPECT_TRUE(table.credit(p0, 2, credit(1, 1)));
+  EXPECT_EQ(table.choose_prefill("m"), p0);
+  table.remove("p.0");
+  EXPECT_EQ(table.find(p0), nullptr);
+  EXPECT_EQ(table.all().size(), 2U);
+}
+
+}  // namespace
+}  // namespace di::request
