@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import Fleet, main, pieces, script_fleet, wait_for  # noqa: E402
+from fleet import SOURCE, Fleet, main, pieces, script_fleet, wait_for  # noqa: E402
 
 
 def demo_model_answers():
@@ -18,6 +18,23 @@ def demo_model_answers():
         assert reply.usage["total_tokens"] == reply.usage["prompt_tokens"] + reply.usage["completion_tokens"]
         again = fleet.chat("What does di-kvd do?", stream=False, temperature=0, max_tokens=80)
         assert again.text == reply.text
+        fleet.await_idle()
+
+
+def demo_model_answers_every_listed_question():
+    rows = [json.loads(line) for line in (SOURCE / "etc" / "model-demo" / "questions.jsonl").read_text().splitlines()]
+    assert len(rows) == 20
+    with Fleet() as fleet:
+        trained = held_out = held_out_right = 0
+        for row in rows:
+            for wording in row["wordings"]:
+                reply = fleet.chat(wording, temperature=0, max_tokens=100)
+                assert reply.text == row["answer"], (wording, reply.text)
+                trained += 1
+            for wording in row.get("held_out", []):
+                held_out += 1
+                held_out_right += fleet.chat(wording, temperature=0, max_tokens=100).text == row["answer"]
+        print(f"  {trained} trained wordings right, {held_out_right} of {held_out} held-out ones")
         fleet.await_idle()
 
 
@@ -97,4 +114,5 @@ def a_script_that_refuses_is_tried_again():
 if __name__ == "__main__":
     main([stream_rules, a01_characters_over_several_tokens, a02_bytes_that_never_become_a_character,
           a03_a04_stop_strings_across_tokens, a_client_that_leaves_frees_everything,
-          a_script_that_refuses_is_tried_again, demo_model_answers])
+          a_script_that_refuses_is_tried_again, demo_model_answers,
+          demo_model_answers_every_listed_question])
