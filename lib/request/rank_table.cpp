@@ -52,10 +52,14 @@ std::optional<RankName> RankTable::choose_decode(const std::string& model, std::
                                                  const std::optional<RankName>& avoid) const {
   std::optional<RankName> best;
   std::tuple<bool, std::uint32_t, std::uint64_t> best_cost;
+  std::uint64_t largest = 0;
+  for (const auto& [name, info] : ranks_) {
+    if (info.decode && info.model == model) largest = std::max(largest, info.credit.kv_tokens_max);
+  }
   for (const auto& [name, info] : ranks_) {
     if (!info.decode || info.model != model || info.credit.draining) continue;
     if (info.sent_requests >= info.credit.granted_requests) continue;
-    if (info.outstanding_tokens + tokens > info.credit.kv_tokens_max) continue;
+    if (tokens <= largest && info.outstanding_tokens + tokens > info.credit.kv_tokens_max) continue;
     const std::tuple cost{avoid.has_value() && *avoid == name, info.outstanding, info.outstanding_tokens};
     if (!best.has_value() || cost < best_cost) {
       best = name;

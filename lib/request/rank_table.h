@@ -50,7 +50,8 @@ class RankTable {
 
   // The prefill rank to bind to, if any has credit.
   [[nodiscard]] std::optional<RankName> choose_prefill(const std::string& model) const;
-  // The decode rank to ask for a seat of `tokens` known tokens; `avoid` is tried last.
+  // The decode rank to ask for a seat of `tokens` known tokens; `avoid` is tried last.  What is larger than
+  // every rank is asked of one all the same: its refusal ends the request, waiting would not.
   [[nodiscard]] std::optional<RankName> choose_decode(const std::string& model, std::uint64_t tokens,
                                                       const std::optional<RankName>& avoid) const;
   // Counts a bind or seat request; returns its number.
