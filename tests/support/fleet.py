@@ -34,7 +34,7 @@ def wait_for(condition, what, seconds=30.0):
             last = condition()
             if last:
                 return last
-        except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:  # half written files too
             last = error
         if time.monotonic() >= deadline:
             raise AssertionError(f"waited {seconds * PATIENCE:.0f} s for {what}; last seen: {last!r}")
