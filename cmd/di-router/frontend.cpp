@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/log.h"
+#include "model/shape.h"
 
 namespace di::router {
 
@@ -59,7 +60,7 @@ std::string_view code_status(Code code) {
 
 }  // namespace
 
-Result<ServedModel> ServedModel::load(const Config& config) {
+Result<ServedModel> served_model_load(const Config& config) {
   auto shape = model::shape_load(config.model_path);
   if (!shape) return shape.error();
   auto tokenizer = model::Tokenizer::load(config.model_path + "/tokenizer.json");
@@ -128,6 +129,12 @@ Frontend::~Frontend() = default;
 
 Result<std::string> Frontend::listen(loop::Loop& loop) {
   loop_ = &loop;
+  reader_ = std::make_unique<PromptReader>(loop, model_, [this](PromptReader::Read&& read) {
+    const http::ExchangeId exchange = read.job.exchange;
+    // Its client may have left meanwhile.
+    if (reading_.erase({exchange.slot, exchange.generation}) == 0) return;
+    prompt_read(exchange, read.job.request_id, read.job.key, std::move(read.prompt));
+  });
   http::Server::Options options;
   options.connections_max = config_.connections_max;
   server_ = std::make_unique<http::Server>(loop, *this, options);
@@ -215,7 +222,11 @@ void Frontend::on_request(http::ExchangeId exchange, http::Request request) {
     if (name != model_.name) return fail(exchange, request_id, api::error_model(name));
     return send_json(exchange, request_id, api::model_json(entry));
   }
-  chat(exchange, request, request_id, *key);
+  chat(exchange, std::move(request.body), request_id, *key);
+}
+
+http::Headers Frontend::own_headers() {
+  return {{"x-request-id", new_request_id().text()}};
 }
 
 void Frontend::send_json(http::ExchangeId exchange, const std::string& request_id, std::string body) {
@@ -231,19 +242,23 @@ void Frontend::fail(http::ExchangeId exchange, const std::string& request_id, co
   server_->respond(exchange, reply);
 }
 
-void Frontend::chat(http::ExchangeId exchange, const http::Request& request, const std::string& request_id,
+void Frontend::chat(http::ExchangeId exchange, std::string body, const std::string& request_id,
                     const account::KeyEntry& key) {
-  const auto parsed = api::chat_request_parse(request.body);
-  if (const auto* error = std::get_if<api::ApiError>(&parsed)) return fail(exchange, request_id, *error);
-  const auto& chat = std::get<api::ChatRequest>(parsed);
-  if (chat.model != model_.name) return fail(exchange, request_id, api::error_model(chat.model));
+  if (body.size() <= read_at_once_bytes_max) {
+    return prompt_read(exchange, request_id, key, read_prompt(model_, body));
+  }
+  if (!reader_->submit({exchange, request_id, key, std::move(body)})) {
+    return fail(exchange, request_id, api::error_overloaded("too many long prompts are being read", retry_after_s));
+  }
+  reading_.emplace(std::pair{exchange.slot, exchange.generation}, request_id);
+}
+
+void Frontend::prompt_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
+                           std::variant<Prompt, api::ApiError>&& read) {
+  if (const auto* error = std::get_if<api::ApiError>(&read)) return fail(exchange, request_id, *error);
+  auto& [chat, ids, output_max] = std::get<Prompt>(read);
   if (draining_) return fail(exchange, request_id, api::error_overloaded("the service is draining", retry_after_s));
-  auto rendered = model_.chat.render(chat.messages, model_.tokenizer);
-  if (!rendered) return fail(exchange, request_id, api::error_invalid("messages", rendered.error().message));
-  const auto prompt_tokens = static_cast<std::int64_t>(rendered->ids.size());
-  const auto fits = api::context_fit(prompt_tokens, chat.max_tokens, model_.context_tokens_max);
-  if (const auto* error = std::get_if<api::ApiError>(&fits)) return fail(exchange, request_id, *error);
-  std::int64_t output_max = std::get<std::int64_t>(fits);
+  const auto prompt_tokens = static_cast<std::int64_t>(ids.size());
   if (!chat.max_tokens.has_value()) output_max = std::min<std::int64_t>(output_max, config_.output_tokens_default);
   for (const std::int32_t stop : chat.stop_token_ids) {
     if (static_cast<std::uint32_t>(stop) >= model_.tokenizer.vocab_size()) {
@@ -258,7 +273,7 @@ void Frontend::chat(http::ExchangeId exchange, const http::Request& request, con
   request::NewRequest fresh;
   fresh.id = new_request_id();
   fresh.model = model_.name;
-  fresh.prompt = std::move(rendered->ids);
+  fresh.prompt = std::move(ids);
   wire::Sampling& sampling = fresh.sampling;
   sampling.temperature = static_cast<float>(chat.temperature);
   sampling.top_p = static_cast<float>(chat.top_p);
@@ -472,6 +487,7 @@ void Frontend::settle(Answer& answer, const request::Ending& ending, std::string
 }
 
 void Frontend::on_gone(http::ExchangeId exchange, http::Gone why) {
+  if (reading_.erase({exchange.slot, exchange.generation}) > 0) return;
   const auto found = by_exchange_.find({exchange.slot, exchange.generation});
   if (found == by_exchange_.end()) return;
   const RequestId id = found->second;
@@ -502,6 +518,10 @@ void Frontend::drain() {
   draining_ = true;
   server_->announce_drain();
   server_->stop_listening();
+  // What is not a request yet does not become one.
+  for (const auto& [exchange, request_id] : std::exchange(reading_, {})) {
+    fail({exchange.first, exchange.second}, request_id, api::error_overloaded("the service is draining", retry_after_s));
+  }
 }
 
 }  // namespace di::router

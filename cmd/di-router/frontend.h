@@ -1,6 +1,7 @@
 // cmd/di-router/frontend.h: the HTTP face: routes, authentication, and the answer of each request.
 //
-// Owner: the loop thread.  Bound: as many open answers as the router core has flights.  A request that
+// Owner: the loop thread.  Bounds: as many open answers as the router core has flights, and those of the
+// prompt reader before them.  A request that
 // passes here becomes a request::NewRequest; tokens and the ending come back by id.
 #pragma once
 
@@ -10,7 +11,6 @@
 #include <optional>
 #include <string>
 
-#include "account/journal.h"
 #include "account/journal.h"
 #include "account/key.h"
 #include "account/quota.h"
@@ -22,23 +22,12 @@
 #include "daemon/metrics.h"
 #include "http/server.h"
 #include "http/sse.h"
-#include "model/chat.h"
-#include "model/shape.h"
-#include "model/tokenizer.h"
+#include "prompt_reader.h"
 #include "request/core.h"
 
 namespace di::router {
 
-// What a served model is to the front: names, text and limits.
-struct ServedModel {
-  std::string name;
-  model::Tokenizer tokenizer;
-  model::ChatFormat chat;
-  std::uint32_t context_tokens_max = 0;
-  std::int64_t created_s = 0;
-
-  static Result<ServedModel> load(const Config& config);
-};
+Result<ServedModel> served_model_load(const Config& config);
 
 // What the front asks of the router behind it.
 class Backend {
@@ -76,6 +65,7 @@ class Frontend final : public http::Handler {
 
   Verdict on_head(const http::Request& head) override;
   void on_request(http::ExchangeId exchange, http::Request request) override;
+  http::Headers own_headers() override;
   void on_gone(http::ExchangeId exchange, http::Gone why) override;
 
  private:
@@ -102,8 +92,10 @@ class Frontend final : public http::Handler {
     http::KeepAlive keep_alive{Duration{0}, Instant{}};
   };
 
-  void chat(http::ExchangeId exchange, const http::Request& request, const std::string& request_id,
-            const account::KeyEntry& key);
+  // A body that is long is read elsewhere first; then comes prompt_read().
+  void chat(http::ExchangeId exchange, std::string body, const std::string& request_id, const account::KeyEntry& key);
+  void prompt_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
+                   std::variant<Prompt, api::ApiError>&& read);
   void fail(http::ExchangeId exchange, const std::string& request_id, const api::ApiError& error);
   void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body);
   // Sends what this turn gave; ends the answer when it has a finish.
@@ -126,6 +118,9 @@ class Frontend final : public http::Handler {
   std::unique_ptr<account::Journal> journal_;
   account::Concurrency concurrency_;
   std::map<RequestId, Answer> answers_;
+  // Exchanges whose prompt is being read, with their x-request-id.
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> reading_;
+  std::unique_ptr<PromptReader> reader_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, RequestId> by_exchange_;
   std::map<std::string, RequestId> by_request_id_;      // the last explain_ids_max
   std::vector<std::string> request_id_ring_;

@@ -28,7 +28,7 @@ Result<account::KeyTable> Router::load_keys(const Config& config) const {
 
 Status Router::on_prepare(daemon::Daemon& daemon) {
   daemon_ = &daemon;
-  auto model = ServedModel::load(config_);
+  auto model = served_model_load(config_);
   if (!model) return model.error();
   auto keys = load_keys(config_);
   if (!keys) return keys.error();
@@ -80,13 +80,11 @@ Status Router::on_start(daemon::Daemon& daemon) {
   return {};
 }
 
-void Router::on_reload(const Config& fresh) {
+Status Router::on_reload(const Config& fresh) {
   auto keys = load_keys(fresh);
-  if (!keys) {
-    log_error("account", "keys not reloaded", {{"error", keys.error()}});
-    return;
-  }
+  if (!keys) return keys.error();
   front_->set_keys(*std::move(keys));
+  return {};
 }
 
 void Router::peer_up(const net::Member& member) {

@@ -23,7 +23,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   Status on_prepare(daemon::Daemon& daemon) override;
   Status on_start(daemon::Daemon& daemon) override;
   void on_stop(daemon::Daemon& daemon) override;
-  void on_reload(const Config& fresh) override;
+  Status on_reload(const Config& fresh) override;
   bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
 
  private:

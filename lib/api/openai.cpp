@@ -102,7 +102,7 @@ constexpr std::int64_t effort_max = 100;
 class ChatParse {
  public:
   std::variant<ChatRequest, ApiError> run(std::string_view body) {
-    const auto json = Json::parse(body);
+    const auto json = Json::parse(body, request_values_max);
     if (!json) return error_invalid("", "the request body is not valid JSON: " + json.error().message);
     if (!json->is_object()) {
       return error_invalid("",
@@ -216,7 +216,7 @@ class ChatParse {
   }
 
   bool limits(const Json& top) {
-    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() - 1;
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
     std::int64_t value = 0;
     for (const std::string_view name : {"max_tokens", "max_completion_tokens"}) {  // the latter wins
       value = 0;
@@ -240,8 +240,8 @@ class ChatParse {
     const Json* seed = top.find("seed");
     if (seed == nullptr || seed->is_null()) return true;
     std::int64_t value = 0;
-    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() - 1;  // above it as_i64 saturates
-    if (!integer(top, "seed", std::numeric_limits<std::int64_t>::min(), most, value)) return false;
+    using Limits = std::numeric_limits<std::int64_t>;
+    if (!integer(top, "seed", Limits::min(), Limits::max(), value)) return false;
     request_.seed = value;
     return true;
   }
@@ -453,7 +453,7 @@ class ChatParse {
     if (json == nullptr || json->is_null()) return true;
     if (!json->is_integer()) return wrong_type(name, "an integer", *json);
     const std::int64_t value = json->as_i64();
-    if (value < min || value > max) {
+    if (value < min || value > max || !json->is_i64()) {
       if (value < min) {
         return fail(name, "'" + std::string(name) + "' must be at least " + std::to_string(min));
       }

@@ -56,6 +56,8 @@
 
 namespace di::api {
 
+// JSON values of one request, all counted: hundreds of thousands of messages.
+inline constexpr std::size_t request_values_max = 1 << 20;
 inline constexpr std::size_t stop_token_ids_max = 64;
 inline constexpr std::size_t salt_bytes_max = 1024;  // cache_salt and user_id, as vLLM
 

@@ -5,24 +5,34 @@
 
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 namespace di {
 
 namespace {
 
-Json convert(simdjson::dom::element element) {
+// A parser keeps its memory; what a text above this needs is given back.
+constexpr std::size_t kept_bytes_max = 1 << 20;
+
+// `left` is how many values may still come; none beyond it is looked at.
+Json convert(simdjson::dom::element element, std::size_t& left) {
+  --left;
   switch (element.type()) {
     case simdjson::dom::element_type::ARRAY: {
       Json::Array out;
       const simdjson::dom::array items = element.get_array().value_unsafe();
-      for (const simdjson::dom::element item : items) out.push_back(convert(item));
+      for (const simdjson::dom::element item : items) {
+        if (left == 0) break;
+        out.push_back(convert(item, left));
+      }
       return Json(std::move(out));
     }
     case simdjson::dom::element_type::OBJECT: {
       Json::Object out;
       const simdjson::dom::object members = element.get_object().value_unsafe();
       for (const simdjson::dom::key_value_pair member : members) {
-        out.emplace_back(std::string(member.key), convert(member.value));
+        if (left == 0) break;
+        out.emplace_back(std::string(member.key), convert(member.value, left));
       }
       return Json(std::move(out));
     }
@@ -46,11 +56,14 @@ Json::Json(std::uint64_t value) {
   }
 }
 
-Result<Json> Json::parse(std::string_view text) {
+Result<Json> Json::parse(std::string_view text, std::size_t values_max) {
   if (text.size() > json_bytes_max) return Error{Code::invalid, 0, "JSON text is too long"};
   // The library copies from the pointer, which an empty view may not have.
   if (text.empty()) return Error{Code::invalid, 0, "JSON text is empty"};
-  thread_local simdjson::dom::parser parser(json_bytes_max);
+  thread_local simdjson::dom::parser kept(json_bytes_max);
+  std::optional<simdjson::dom::parser> once;
+  if (text.size() > kept_bytes_max) once.emplace(json_bytes_max);
+  simdjson::dom::parser& parser = once ? *once : kept;
   if (parser.max_depth() != json_depth_max) {
     if (parser.allocate(64 << 10, json_depth_max) != simdjson::SUCCESS) {
       return Error{Code::no_space, 0, "no memory for the JSON parser"};
@@ -60,7 +73,10 @@ Result<Json> Json::parse(std::string_view text) {
   if (parsed.error() != simdjson::SUCCESS) {
     return Error{Code::invalid, 0, simdjson::error_message(parsed.error())};
   }
-  return convert(parsed.value_unsafe());
+  std::size_t left = values_max + 1;
+  Json json = convert(parsed.value_unsafe(), left);
+  if (left == 0) return Error{Code::invalid, 0, "JSON text has more than " + std::to_string(values_max) + " values"};
+  return json;
 }
 
 std::string_view Json::type_name() const {

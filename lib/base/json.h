@@ -1,7 +1,8 @@
 // base/json.h: JSON in and out (simdjson DOM underneath; spec/api.md 1.7 has the measurements).
 //
 // A Json value is ours and owns its strings, so nothing of the library shows.  Bounds: text up to
-// `json_bytes_max`, depth `json_depth_max`.  Duplicate keys: the first wins, as simdjson reads them.
+// `json_bytes_max`, depth `json_depth_max`, and the caller's bound of values: two bytes of text can be a value,
+// which takes twenty times as many bytes here.  Duplicate keys: the first wins, as simdjson reads them.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@ namespace di {
 
 inline constexpr std::size_t json_bytes_max = std::size_t{256} << 20;  // a large tokenizer.json is 8 MB
 inline constexpr int json_depth_max = 128;
+inline constexpr std::size_t json_values_max = std::size_t{16} << 20;  // the index of a large model has a million
 
 class Json {
  public:
@@ -35,13 +37,14 @@ class Json {
   explicit Json(Object value) : value_(std::move(value)) {}
 
   // Errors: invalid, with what is wrong and, where the library tells, the byte offset.
-  static Result<Json> parse(std::string_view text);
+  static Result<Json> parse(std::string_view text, std::size_t values_max = json_values_max);
 
   [[nodiscard]] bool is_null() const { return value_.index() == 0; }
   [[nodiscard]] bool is_bool() const { return std::holds_alternative<bool>(value_); }
   [[nodiscard]] bool is_integer() const {
     return std::holds_alternative<std::int64_t>(value_) || std::holds_alternative<std::uint64_t>(value_);
   }
+  [[nodiscard]] bool is_i64() const { return std::holds_alternative<std::int64_t>(value_); }
   [[nodiscard]] bool is_number() const { return is_integer() || std::holds_alternative<double>(value_); }
   [[nodiscard]] bool is_string() const { return std::holds_alternative<std::string>(value_); }
   [[nodiscard]] bool is_array() const { return std::holds_alternative<Array>(value_); }
@@ -49,7 +52,7 @@ class Json {
   // "null", "boolean", "integer", "number", "string", "array" or "object": for error messages.
   [[nodiscard]] std::string_view type_name() const;
 
-  // Asserted to be of the type asked for: check first.  as_i64 saturates above INT64_MAX.
+  // Asserted to be of the type asked for: check first.  as_i64 saturates where is_i64 is false.
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] std::int64_t as_i64() const;
   [[nodiscard]] double as_double() const;

@@ -307,6 +307,7 @@ struct Daemon::Impl {
       if (!reloadable) fixed += (fixed.empty() ? "" : ", ") + path;
     }
     if (!fixed.empty()) return Error{Code::unsupported, 0, "needs a restart to change: " + fixed};
+    DI_TRY(reload_program(fresh.config));
     running = std::move(fresh);
     if (const config::Row* row = running.params.find("log.level")) {
       const std::string text = row->print();  // quoted
@@ -314,7 +315,6 @@ struct Daemon::Impl {
         log_set_level("", *level);
       }
     }
-    reload_program(running.config);
     log_info("daemon", "reload", {{"changed", paths.size()}});
     return {};
   }

@@ -90,8 +90,11 @@ class Program {
 template <class C>
 class ProgramOf : public Program {
  public:
-  // Only rows marked reloadable differ from what is running.
-  virtual void on_reload(const C& fresh) { static_cast<void>(fresh); }
+  // Only rows marked reloadable differ from what is running.  An error leaves everything as it is.
+  virtual Status on_reload(const C& fresh) {
+    static_cast<void>(fresh);
+    return {};
+  }
 };
 
 class Daemon {
@@ -162,7 +165,7 @@ bool parse_flags(Startup& startup, int argc, char** argv);
 // Reports errors (exit 78), prints for -v, exits for -n.
 void settle_configuration(const Startup& startup, const Startup::Reading& reading, bool check_only);
 
-using Reload = std::function<void(const std::any& fresh)>;
+using Reload = std::function<Status(const std::any& fresh)>;
 int run_program(const Startup& startup, Program& program, const Reload& reload);
 
 // Checks beyond single rows; the message is one line.
@@ -201,7 +204,7 @@ Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(co
 template <class C>
 int run(const Parsed<C>& parsed, ProgramOf<C>& program) {
   return run_program(parsed.startup, program, [&program](const std::any& fresh) {
-    program.on_reload(*std::any_cast<std::shared_ptr<C>>(fresh));
+    return program.on_reload(*std::any_cast<std::shared_ptr<C>>(fresh));
   });
 }
 

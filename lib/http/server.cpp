@@ -199,9 +199,10 @@ struct Server::Impl {
   // Best effort: the client may see a reset instead, if its request is already here.
   void refuse_connection(int fd) {
     const Failure failure = failure_make(503, "too many connections");
+    Headers headers = handler.own_headers();
+    headers.emplace_back("Retry-After", "1");
     const std::string text =
-        head_text(503, {{"Retry-After", "1"}}, "application/json", failure.body.size(), "close", false) +
-        failure.body;
+        head_text(503, headers, "application/json", failure.body.size(), "close", false) + failure.body;
     if (::send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return;
     ::shutdown(fd, SHUT_WR);
   }
@@ -323,8 +324,7 @@ struct Server::Impl {
         return dispatch(it);
       case RequestParser::State::failed: {
         ++counters.malformed;
-        const Failure failure = it.parser.failure();
-        return answer_and_close(it, {.status = failure.status, .headers = {}, .body = failure.body});
+        return answer_failure(it, Failure(it.parser.failure()));
       }
       case RequestParser::State::head_done:
         DI_PANIC("a head that was judged");
@@ -489,9 +489,14 @@ struct Server::Impl {
     respond(it, reply);
   }
 
+  void answer_failure(Connection& it, const Failure& failure) {
+    Reply reply{.status = failure.status, .headers = handler.own_headers(), .body = failure.body};
+    if (failure.status == 503) reply.headers.emplace_back("Retry-After", "1");
+    answer_and_close(it, reply);
+  }
+
   void answer_busy(Connection& it) {
-    const Failure failure = failure_make(503, "too many request bodies are being read; try again");
-    answer_and_close(it, {.status = failure.status, .headers = {{"Retry-After", "1"}}, .body = failure.body});
+    answer_failure(it, failure_make(503, "too many request bodies are being read; try again"));
   }
 
   bool start_stream(ExchangeId id, int status, const Headers& headers, std::string_view first) {
@@ -730,8 +735,7 @@ struct Server::Impl {
   }
 
   void answer_timeout(Connection& it, std::string_view message) {
-    const Failure failure = failure_make(408, message);
-    answer_and_close(it, {.status = failure.status, .headers = {}, .body = failure.body});
+    answer_failure(it, failure_make(408, message));
   }
 
   void stop_listening() {

@@ -81,6 +81,8 @@ class Handler {
   // The request is complete.  It is answered now or later: respond(), or start_stream() .. finish()
   // or abort().
   virtual void on_request(ExchangeId id, Request request) = 0;
+  // Fields of an answer that the server makes by itself: to a malformed request, for want of time or room.
+  virtual Headers own_headers() { return {}; }
   // Exactly once for each exchange that ends otherwise; never from within a call to the server.
   virtual void on_gone(ExchangeId id, Gone why) = 0;
 };

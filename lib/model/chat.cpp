@@ -98,14 +98,18 @@ Result<ChatFormat> ChatFormat::load(const std::string& path, const Tokenizer& to
 }
 
 Result<ChatPrompt> ChatFormat::render(std::span<const ChatMessage> messages, const Tokenizer& tokenizer,
-                                      bool answer) const {
+                                      bool answer, std::size_t tokens_max) const {
   ChatPrompt prompt;
+  std::size_t tokens_min = 0;
+  for (const ChatMessage& message : messages) tokens_min += tokenizer.tokens_min(message.content.size());
+  if (tokens_min > tokens_max) return ChatPrompt{{}, {}, true};
   const auto place = [&](TokenId id) {
     prompt.ids.push_back(id);
     prompt.text.append(tokenizer.id_to_bytes(id));
   };
   const auto say = [&](std::string_view content) -> Status {
-    const auto ids = tokenizer.encode(content);
+    if (prompt.ids.size() > tokens_max) return Ok{};
+    const auto ids = tokenizer.encode(content, {.tokens_max = tokens_max - prompt.ids.size()});
     if (!ids) return ids.error();
     prompt.ids.insert(prompt.ids.end(), ids->begin(), ids->end());
     prompt.text.append(content);
@@ -139,6 +143,7 @@ Result<ChatPrompt> ChatFormat::render(std::span<const ChatMessage> messages, con
     }
   }
   if (answer) place(assistant_);
+  if (prompt.ids.size() > tokens_max) return ChatPrompt{{}, {}, true};
   return prompt;
 }
 

@@ -37,6 +37,7 @@ struct ChatMessage {
 struct ChatPrompt {
   std::vector<TokenId> ids;
   std::string text;  // the same as text, marks spelt out: for people and for script engines, never encoded
+  bool cut = false;  // it has more than `tokens_max` tokens and is not here
 };
 
 class ChatFormat {
@@ -49,9 +50,10 @@ class ChatFormat {
   static Result<ChatFormat> parse(std::string_view json, std::string_view path, const Tokenizer& tokenizer);
 
   // `tokenizer` is the one given at load.  With `answer` the prompt ends where the model is to speak.
+  // What has more than `tokens_max` tokens costs no more work than that many.
   // Errors: unsupported for role tool, and those of encode.
   [[nodiscard]] Result<ChatPrompt> render(std::span<const ChatMessage> messages, const Tokenizer& tokenizer,
-                                          bool answer = true) const;
+                                          bool answer = true, std::size_t tokens_max = SIZE_MAX) const;
 
   [[nodiscard]] TokenId begin_id() const { return begin_; }
   // Ends a turn: the stop id of an answer.

@@ -429,6 +429,7 @@ struct Tokenizer::State {
   std::array<TokenId, 256> byte_ids{};
   MergeTable merges{0};
   bool ignore_merges = false;
+  std::size_t token_bytes_max = 1;  // of the longest token
   std::vector<SplitStep> steps;
   AddedTrie added_raw;         // normalized = false: cut out first, as Hugging Face does,
   AddedTrie added_normalized;  // then these (there is no normalizer, only the order differs)
@@ -496,6 +497,7 @@ bool normalizer_empty(const Json* json) {
 
 void Tokenizer::State::put_token(TokenId id, Token token) {
   if (id >= tokens.size()) tokens.resize(std::size_t{id} + 1);
+  token_bytes_max = std::max(token_bytes_max, token.bytes.size());
   token.known = true;
   tokens[id] = std::move(token);
 }
@@ -774,6 +776,7 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, EncodeOpti
   Work work;
   std::vector<std::string_view> pieces;
   for (const Stretch& stretch : stretches) {
+    if (out.size() > options.tokens_max) break;
     if (stretch.added != no_token) {
       out.push_back(stretch.added);
       continue;
@@ -786,11 +789,20 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, EncodeOpti
       if (valid) {
         for (const SplitStep& step : state_->steps) DI_TRY(split(step, pieces));
       }
-      for (const std::string_view piece : pieces) state_->encode_word(piece, work, out);
+      for (const std::string_view piece : pieces) {
+        state_->encode_word(piece, work, out);
+        if (out.size() > options.tokens_max) return out;
+      }
       rest.remove_prefix(bytes);
     }
   }
   return out;
+}
+
+std::size_t Tokenizer::tokens_min(std::size_t bytes) const {
+  const auto removes = [](const SplitStep& step) { return step.behavior == SplitBehavior::removed; };
+  if (std::any_of(state_->steps.begin(), state_->steps.end(), removes)) return 0;
+  return (bytes + state_->token_bytes_max - 1) / state_->token_bytes_max;
 }
 
 std::string_view Tokenizer::id_to_bytes(TokenId id) const {

@@ -31,6 +31,8 @@ struct EncodeOptions {
   // False: the text is data.  No added token (special or not) comes out of it, whatever it spells,
   // so a user cannot forge the marks between turns.  True: added tokens are cut out first.
   bool allow_special = false;
+  // An encode ends early once it has more tokens than this: the caller wants to know that, not them all.
+  std::size_t tokens_max = SIZE_MAX;
 };
 
 class Tokenizer {
@@ -49,6 +51,9 @@ class Tokenizer {
   // decode(encode(x)) == x always (unless a Split of the file removes what it matches).
   // Errors: `no_space` when a pattern of the file runs into PCRE2's limits on this text.
   [[nodiscard]] Result<std::vector<TokenId>> encode(std::string_view text, EncodeOptions options = {}) const;
+
+  // At least so many tokens come out of a text of `bytes`; 0 where the file has a Split that removes text.
+  [[nodiscard]] std::size_t tokens_min(std::size_t bytes) const;
 
   // The raw bytes of a token, possibly a part of a character; an added token's are its content.
   // Empty for an id that is in no vocabulary.  The view lives as long as the tokenizer.

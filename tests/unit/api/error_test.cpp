@@ -56,6 +56,11 @@ TEST(ApiError, EveryRowHasItsShape) {
   }
 }
 
+TEST(ApiError, APromptThatWasNotCountedIsLonger) {
+  EXPECT_NE(error_context_length(300, 256).message.find("take 300,"), std::string::npos);
+  EXPECT_NE(error_context_length(300, 256, false).message.find("take more than 300,"), std::string::npos);
+}
+
 TEST(ApiError, ParamIsNamedOrNull) {
   EXPECT_EQ(Json::parse(error_body(error_invalid("stop", "m")))->find("error")->find("param")->as_string(),
             "stop");

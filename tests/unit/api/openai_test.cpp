@@ -235,6 +235,8 @@ TEST(ChatRequest, OutOfRangeIsNamed) {
                                                         {"top_k", "-2"},
                                                         {"top_k", "99999999999"},
                                                         {"seed", "18446744073709551615"},
+                                                        {"seed", "9223372036854775808"},
+                                                        {"max_tokens", "9223372036854775808"},
                                                         {"min_tokens", "-1"},
                                                         {"cache_salt", "\"\""},
                                                         {"user_id", "\"\""},
@@ -376,6 +378,19 @@ TEST(ChatRequest, BenchClients) {
       R"({"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true,"stop":null,"ignore_eos":true,
                "stream_options":{"include_usage":true,"continuous_usage_stats":true},"max_tokens":64,
                "max_completion_tokens":64})");
+}
+
+TEST(ChatRequest, SeedsAreAll64Bits) {
+  EXPECT_EQ(accepted(with(R"("seed":9223372036854775807)")).seed, INT64_MAX);
+  EXPECT_EQ(accepted(with(R"("seed":-9223372036854775808)")).seed, INT64_MIN);
+}
+
+TEST(ChatRequest, ValuesAreCounted) {
+  std::string zeros = "0";
+  for (std::size_t i = 0; i < request_values_max; ++i) zeros += ",0";
+  const ApiError error = refused(with("\"ignored\":[" + zeros + "]"));
+  EXPECT_EQ(error.status, 400);
+  EXPECT_NE(error.message.find("values"), std::string::npos) << error.message;
 }
 
 TEST(ChatRequest, TheFirstOfTwoEqualKeysCounts) {

@@ -30,6 +30,23 @@ TEST(Json, RefusesDepth) {
   EXPECT_FALSE(Json::parse(deep));
 }
 
+TEST(Json, CountsAllValuesAgainstTheBound) {
+  const std::string text = R"([1,{"a":[2,3]},[]])";  // 7 values
+  EXPECT_TRUE(Json::parse(text, 7));
+  const auto json = Json::parse(text, 6);
+  ASSERT_FALSE(json);
+  EXPECT_EQ(json.error().code, Code::invalid);
+  EXPECT_EQ(json.error().message, "JSON text has more than 6 values");
+  EXPECT_FALSE(Json::parse("[" + std::string(2 << 20, ' ') + "1,2,3]", 3));
+}
+
+TEST(Json, KnowsWhichIntegersFit) {
+  EXPECT_TRUE(Json::parse("9223372036854775807")->is_i64());
+  EXPECT_TRUE(Json::parse("-9223372036854775808")->is_i64());
+  EXPECT_FALSE(Json::parse("9223372036854775808")->is_i64());
+  EXPECT_TRUE(Json::parse("9223372036854775808")->is_integer());
+}
+
 TEST(JsonWriter, CommasEscapesNumbers) {
   JsonWriter w;
   w.open_object();

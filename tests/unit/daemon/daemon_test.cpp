@@ -232,6 +232,9 @@ TEST_F(DaemonTest, ReloadTakesWhatMayChangeAndKeepsTheRestAsAWhole) {
   file("p.toml", "probe.value = 5\nbogus = 1\n");
   EXPECT_EQ(ask({"reload"})["error"], path + ":2:1: unknown key 'bogus'");
   EXPECT_EQ(ask({"value"})["value"], "3");
+  file("p.toml", "probe.value = 13\n");
+  EXPECT_EQ(ask({"reload"})["error"], "thirteen is not taken");
+  EXPECT_EQ(ask({"value"})["value"], "3");
   file("p.toml", "probe.value = 6\n");
   ASSERT_EQ(::kill(process.pid, SIGHUP), 0);
   const MonotonicClock clock;

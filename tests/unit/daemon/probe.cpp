@@ -57,7 +57,11 @@ class Probe final : public di::daemon::ProgramOf<Config> {
     }
     return false;
   }
-  void on_reload(const Config& fresh) override { config_ = fresh; }
+  di::Status on_reload(const Config& fresh) override {
+    if (fresh.value == 13) return di::Error{di::Code::invalid, 0, "thirteen is not taken"};
+    config_ = fresh;
+    return {};
+  }
 
  private:
   Config config_;

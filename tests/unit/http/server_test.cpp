@@ -32,6 +32,7 @@ struct Recorder final : Handler {
   std::vector<std::pair<ExchangeId, Gone>> gone;
   std::function<void(ExchangeId, const Request&)> at_once;
 
+  Headers own_headers() override { return {{"x-request-id", "own"}}; }
   Verdict on_head(const Request& head) override {
     ++heads;
     EXPECT_FALSE(head.peer.empty());
@@ -444,6 +445,7 @@ TEST_F(ServerTest, ParserFailuresAreAnsweredInJson) {
     const std::string answer = peer.read_all();
     EXPECT_EQ(answer.substr(0, std::string_view(status).size()), status) << answer;
     EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
+    EXPECT_NE(answer.find("x-request-id: own\r\n"), std::string::npos) << answer;
     EXPECT_EQ(error_message(answer).find("no JSON"), std::string::npos) << answer;
     EXPECT_EQ(occurrences(answer, "HTTP/1.1 "), 1) << "what follows a failure is not read as a request";
   }

@@ -80,6 +80,19 @@ TEST(Chat, ContentCannotForgeATurn) {
   EXPECT_EQ(tokenizer().decode(prompt->ids), prompt->text);
 }
 
+TEST(Chat, WhatIsLongerThanTheBoundIsCut) {
+  const std::vector<ChatMessage> messages{{ChatRole::system, "Be brief."}, {ChatRole::user, "one two three four"}};
+  const auto whole = format().render(messages, tokenizer());
+  ASSERT_TRUE(whole);
+  EXPECT_FALSE(whole->cut);
+  for (std::size_t tokens_max = 0; tokens_max < whole->ids.size() + 2; ++tokens_max) {
+    const auto prompt = format().render(messages, tokenizer(), true, tokens_max);
+    ASSERT_TRUE(prompt);
+    EXPECT_EQ(prompt->cut, whole->ids.size() > tokens_max) << tokens_max;
+    EXPECT_EQ(prompt->ids, prompt->cut ? std::vector<TokenId>{} : whole->ids) << tokens_max;
+  }
+}
+
 TEST(Chat, Roles) {
   EXPECT_EQ(*chat_role_parse("developer"), ChatRole::system);
   EXPECT_EQ(chat_role_parse("System").error().code, Code::invalid);

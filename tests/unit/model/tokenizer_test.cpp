@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "base/file.h"
@@ -241,6 +242,30 @@ constexpr std::string_view byte_level = R"({"type":"ByteLevel","add_prefix_space
 std::string split(std::string_view rest) {
   return R"({"type":"Sequence","pretokenizers":[{"type":"Split",)" + std::string(rest) + "}," +
          std::string(byte_level) + "]}";
+}
+
+TEST(Tokenizer, AnEncodeEndsEarly) {
+  const Tokenizer tokenizer = load(golden_dir + "v3.json");
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += "word " + std::to_string(i) + " ";
+  const std::vector<TokenId> whole = encode(tokenizer, text);
+  const auto early = tokenizer.encode(text, {.tokens_max = 10});
+  ASSERT_TRUE(early);
+  EXPECT_GT(early->size(), 10U);
+  EXPECT_LT(early->size(), 30U);
+  EXPECT_TRUE(std::equal(early->begin(), early->end(), whole.begin()));
+  EXPECT_EQ(tokenizer.encode(text, {.tokens_max = whole.size()})->size(), whole.size());
+}
+
+TEST(Tokenizer, TheFewestTokensOfATextAreKnownWithoutReadingIt) {
+  const Tokenizer tokenizer = load(golden_dir + "v3.json");
+  std::size_t longest = 0;
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.id_to_bytes(id).size());
+  EXPECT_EQ(tokenizer.tokens_min(0), 0U);
+  EXPECT_EQ(tokenizer.tokens_min(longest), 1U);
+  EXPECT_EQ(tokenizer.tokens_min(longest + 1), 2U);
+  // A Split that removes may leave nothing of any text.
+  EXPECT_EQ(load(golden_dir + "behaviors.json").tokens_min(1000), 0U);
 }
 
 TEST(Tokenizer, MinimalFileWorks) {
