@@ -4,9 +4,13 @@
 
 namespace di::rank {
 
-ArenaSource::ArenaSource(std::shared_ptr<kv::ArenaClient> arena, kv::Layout layout, std::vector<wire::SlotRef> slots,
-                         std::uint32_t entry, bool sealed)
-    : arena_(std::move(arena)), layout_(std::move(layout)), slots_(std::move(slots)), entry_(entry), sealed_(sealed) {
+ArenaSource::ArenaSource(std::shared_ptr<kv::ArenaClient> arena, kv::Layout layout,
+                         std::vector<wire::SlotRef> slots, std::uint32_t entry, bool sealed)
+    : arena_(std::move(arena)),
+      layout_(std::move(layout)),
+      slots_(std::move(slots)),
+      entry_(entry),
+      sealed_(sealed) {
   for (const wire::SlotRef& slot : slots_) blocks_ += slot.count;
 }
 
@@ -41,7 +45,8 @@ std::vector<engine::SegmentRun> ArenaSource::segments(std::uint32_t group) const
 
 namespace {
 
-Exported export_to(const ExportCommand& page, const std::shared_ptr<kv::ArenaClient>& arena, engine::Engine& engine) {
+Exported export_to(const ExportCommand& page, const std::shared_ptr<kv::ArenaClient>& arena,
+                   engine::Engine& engine) {
   Exported exported{page.handle, page.first, page.tail, Error{Code::unreachable, 0, "the arena is away"}};
   if (arena == nullptr) return exported;
   const kv::Layout& layout = engine.describe().layout;
@@ -70,13 +75,14 @@ BatchDone carry_out(Batch batch, const std::shared_ptr<kv::ArenaClient>& arena, 
                     const Clock& clock) {
   BatchDone done;
   for (const engine::SequenceId sequence : batch.releases) engine.release(sequence);
-  for (const auto& [handle, sequence] : batch.cancels) done.cancelled.emplace_back(handle, engine.cancel(sequence));
+  for (const auto& [handle, sequence] : batch.cancels)
+    done.cancelled.emplace_back(handle, engine.cancel(sequence));
   for (const auto& [sequence, blocks] : batch.truncations) engine.truncate_cached(sequence, blocks);
   for (AdmitCommand& admit : batch.admissions) {
     if (admit.spec.cached_tokens > 0) {
       const bool sealed = admit.spec.leg == wire::Leg::decode;
-      admit.spec.source = std::make_shared<ArenaSource>(arena, engine.describe().layout, std::move(admit.slots),
-                                                        admit.entry, sealed);
+      admit.spec.source = std::make_shared<ArenaSource>(arena, engine.describe().layout,
+                                                        std::move(admit.slots), admit.entry, sealed);
     }
     done.admitted.push_back({admit.handle, engine.admit(std::move(admit.spec))});
   }

@@ -37,7 +37,8 @@ std::vector<engine::ScriptLine> make_script(Rng& rng) {
       list += (i == 0 ? "" : ",") + piece;
       if (i < pieces / 2) begin = list;
     }
-    if (question == 2 && pieces >= 2) text += match + ",\"pieces\":[" + begin + "],\"finish\":\"stall\",\"times\":1}\n";
+    if (question == 2 && pieces >= 2)
+      text += match + ",\"pieces\":[" + begin + "],\"finish\":\"stall\",\"times\":1}\n";
     if (question == 3) text += match + ",\"pieces\":[],\"finish\":\"refuse\",\"times\":1}\n";
     text += match + ",\"pieces\":[" + list + "],\"finish\":\"" + (question == 4 ? "length" : "stop") + "\"";
     if (question == 5) text += ",\"lag\":2";
@@ -105,9 +106,9 @@ class Cluster {
   // A request as its client sees it.
   struct Want {
     request::NewRequest request;
-    std::vector<Bytes> pieces;      // the whole answer
-    bool cut = false;               // max_tokens ends it
-    std::uint32_t next = 0;         // index
+    std::vector<Bytes> pieces;  // the whole answer
+    bool cut = false;           // max_tokens ends it
+    std::uint32_t next = 0;     // index
     bool last_seen = false;
     bool submitted = false;
     bool cancelled = false;
@@ -163,7 +164,8 @@ class Cluster {
       if (process == meta_) {
         world_.start(process);
       } else {
-        world_.after(world_.random_time(Duration(0), milliseconds(20)), [this, process] { world_.start(process); });
+        world_.after(world_.random_time(Duration(0), milliseconds(20)),
+                     [this, process] { world_.start(process); });
       }
     }
   }
@@ -177,7 +179,8 @@ class Cluster {
     std::vector<std::vector<std::uint32_t>> prefixes(3);
     for (std::size_t i = 0; i < prefixes.size(); ++i) {
       const auto length = 4 + rng.below(40);
-      for (std::uint64_t t = 0; t < length; ++t) prefixes[i].push_back(static_cast<std::uint32_t>(100 * i + rng.below(100)));
+      for (std::uint64_t t = 0; t < length; ++t)
+        prefixes[i].push_back(static_cast<std::uint32_t>(100 * i + rng.below(100)));
     }
     const auto count = 8 + rng.below(10);
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -196,7 +199,8 @@ class Cluster {
       // The same question again, a longer one, or the next turn of a conversation.
       if (rng.chance(0.6)) {
         const auto more = rng.below(12);
-        for (std::uint64_t t = 0; t < more; ++t) want.request.prompt.push_back(static_cast<std::uint32_t>(rng.below(1000)));
+        for (std::uint64_t t = 0; t < more; ++t)
+          want.request.prompt.push_back(static_cast<std::uint32_t>(rng.below(1000)));
       } else if (rng.chance(0.5)) {
         const auto more = 1 + rng.below(24);
         for (std::uint64_t t = 0; t < more; ++t) {
@@ -275,7 +279,8 @@ class Cluster {
   void emitted(const request::Emission& emission) {
     Want* want = find(emission.id);
     if (want == nullptr) return;
-    const std::string what = "request " + emission.id.text().substr(0, 4) + " index " + number(emission.index) + ": ";
+    const std::string what =
+        "request " + emission.id.text().substr(0, 4) + " index " + number(emission.index) + ": ";
     if (want->ended) return world_.fail(what + "a token after the end");
     if (emission.index != want->next) return world_.fail(what + "expected index " + number(want->next));
     if (want->last_seen) return world_.fail(what + "a token after the last one");
@@ -284,7 +289,8 @@ class Cluster {
     ++want->next;
     ++report_.tokens;
     want->last_seen = emission.finish != wire::Finish::none;
-    if (want->last_seen != (want->next == want->pieces.size())) return world_.fail(what + "the answer ends elsewhere");
+    if (want->last_seen != (want->next == want->pieces.size()))
+      return world_.fail(what + "the answer ends elsewhere");
     if (want->next >= want->leaves_at && !want->last_seen) {
       const auto index = static_cast<std::size_t>(want - wants_.data());
       world_.at(router_, world_.now(), [this, index] { leave(index); });
@@ -308,7 +314,8 @@ class Cluster {
     if (want->request.debug.find("q2") == std::string::npos) {
       const double took_s = static_cast<double>(to_ms(world_.now() - want->taken_at)) / 1000;
       report_.slowest_s = std::max(report_.slowest_s, took_s);
-      if (took_s > slowest_max_s) world_.fail(what + "took " + number(static_cast<std::uint64_t>(took_s)) + " s");
+      if (took_s > slowest_max_s)
+        world_.fail(what + "took " + number(static_cast<std::uint64_t>(took_s)) + " s");
     }
     if (ending.code == Code::ok) {
       ++report_.ok;
@@ -374,17 +381,23 @@ class Cluster {
 
   void make_ambush() {
     static constexpr std::uint16_t places[] = {
-        wire::prefill_bind::number,   wire::prefill_target::number,  wire::prefill_progress::number,
-        wire::decode_seat::number,    wire::seat_granted::number,    wire::decode_started::number,
-        wire::token_batch::number,    wire::request_done::number,    wire::request_stop::number,
-        wire::kv_fetch::number,       wire::kv_fetching::number,     wire::kv_open::number,
-        wire::kv_opened::number,      wire::kv_sealed::number,       wire::kv_handover::number,
-        wire::kv_handed::number,      wire::kv_expect::number,       wire::kv_expected::number,
-        wire::kv_seated::number,      wire::kv_release::number,      wire::kv_ready::number,
-        wire::kv_read::number,        wire::kv_read_done::number,    wire::kv_put::number,
-        wire::kv_put_done::number,    wire::meta_plan::number,       wire::meta_planned::number,
-        wire::meta_put_open::number,  wire::meta_put_opened::number, wire::meta_put_commit::number,
-        wire::meta_put_committed::number, wire::meta_matched::number, wire::meta_inventory_ack::number,
+        wire::prefill_bind::number,       wire::prefill_target::number,
+        wire::prefill_progress::number,   wire::decode_seat::number,
+        wire::seat_granted::number,       wire::decode_started::number,
+        wire::token_batch::number,        wire::request_done::number,
+        wire::request_stop::number,       wire::kv_fetch::number,
+        wire::kv_fetching::number,        wire::kv_open::number,
+        wire::kv_opened::number,          wire::kv_sealed::number,
+        wire::kv_handover::number,        wire::kv_handed::number,
+        wire::kv_expect::number,          wire::kv_expected::number,
+        wire::kv_seated::number,          wire::kv_release::number,
+        wire::kv_ready::number,           wire::kv_read::number,
+        wire::kv_read_done::number,       wire::kv_put::number,
+        wire::kv_put_done::number,        wire::meta_plan::number,
+        wire::meta_planned::number,       wire::meta_put_open::number,
+        wire::meta_put_opened::number,    wire::meta_put_commit::number,
+        wire::meta_put_committed::number, wire::meta_matched::number,
+        wire::meta_inventory_ack::number,
     };
     Rng& rng = world_.rng;
     Ambush ambush;
@@ -398,7 +411,8 @@ class Cluster {
     ambushes_.push_back(ambush);
     world_.watch = [this](std::size_t from, std::size_t to, std::uint16_t message, bool taken) {
       for (Ambush& waiting : ambushes_) {
-        if (waiting.message != message || waiting.taken != taken || waiting.count == 0 || --waiting.count > 0) continue;
+        if (waiting.message != message || waiting.taken != taken || waiting.count == 0 || --waiting.count > 0)
+          continue;
         if (waiting.count == 0) spring(waiting, from, to);
       }
     };
@@ -457,8 +471,10 @@ class Cluster {
     for (const Want& want : wants_) {
       if (want.ended) continue;
       text += " [request " + want.request.id.text().substr(0, 4) + (want.submitted ? "" : " not taken");
-      if (const request::Flight* flight = router() == nullptr ? nullptr : router()->core.find(want.request.id)) {
-        text += " " + std::string(request::flight_state_name(flight->state)) + " attempt " + number(flight->attempt);
+      if (const request::Flight* flight =
+              router() == nullptr ? nullptr : router()->core.find(want.request.id)) {
+        text += " " + std::string(request::flight_state_name(flight->state)) + " attempt " +
+                number(flight->attempt);
       }
       text += "]";
     }
@@ -467,7 +483,8 @@ class Cluster {
       if (!held.empty()) text += " [" + world_.member(process).instance + held + "]";
       for (std::size_t other = process + 1; other < world_.count(); ++other) {
         if (world_.linked(process, other) && !world_.up(process, other)) {
-          text += " [no connection " + world_.member(process).instance + " " + world_.member(other).instance + "]";
+          text += " [no connection " + world_.member(process).instance + " " + world_.member(other).instance +
+                  "]";
         }
       }
     }

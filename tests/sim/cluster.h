@@ -19,8 +19,8 @@ struct Report {
   std::uint64_t cached_tokens = 0;
   std::uint64_t tokens = 0;
   std::uint64_t events = 0;
-  double seconds = 0;   // of virtual time
-  double slowest_s = 0; // longest request, without those that stall
+  double seconds = 0;    // of virtual time
+  double slowest_s = 0;  // longest request, without those that stall
 };
 
 // Everything follows from `seed`.  `trace` prints every delivered message.

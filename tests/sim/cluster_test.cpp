@@ -1,15 +1,17 @@
 // The whole fleet's cores on one clock, from a seed: `sim_cluster --seed N` runs one seed and prints every
 // message, `--seeds N` that many from 1 on.
+#include "tests/sim/cluster.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "tests/sim/cluster.h"
-
 namespace {
 
-// Seeds that once found something.  They run every time, in the simulation as it is now.
-constexpr std::uint64_t found_something[] = {0};
+// Seeds outside of the usual range that found something; they run every time.
+constexpr std::uint64_t found_something[] = {
+    376,  // a target was lost with the connection to a prefill rank that had ended already
+};
 
 bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
   // Before it runs: a panic leaves this as the last line.
@@ -17,11 +19,13 @@ bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
   if (trace) std::printf("\n");
   std::fflush(stdout);
   const di::sim::Report report = di::sim::run_cluster(seed, trace);
-  std::printf("requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu cached_tokens=%llu "
-              "events=%llu virtual_s=%.1f slowest_s=%.1f\n",
-              report.requests, report.ok, report.cancelled, report.out_of_attempts, report.faults, report.reentries,
-              static_cast<unsigned long long>(report.tokens), static_cast<unsigned long long>(report.cached_tokens),
-              static_cast<unsigned long long>(report.events), report.seconds, report.slowest_s);
+  std::printf(
+      "requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu "
+      "cached_tokens=%llu "
+      "events=%llu virtual_s=%.1f slowest_s=%.1f\n",
+      report.requests, report.ok, report.cancelled, report.out_of_attempts, report.faults, report.reentries,
+      static_cast<unsigned long long>(report.tokens), static_cast<unsigned long long>(report.cached_tokens),
+      static_cast<unsigned long long>(report.events), report.seconds, report.slowest_s);
   sum.requests += report.requests;
   sum.ok += report.ok;
   sum.cancelled += report.cancelled;
@@ -59,13 +63,15 @@ int main(int argc, char** argv) {
   di::sim::Report sum;
   if (one) return run(from, trace, sum) ? 0 : 1;
   int failed = 0;
-  for (const std::uint64_t seed : found_something) failed += seed != 0 && !run(seed, false, sum) ? 1 : 0;
+  for (const std::uint64_t seed : found_something) failed += run(seed, false, sum) ? 0 : 1;
   for (std::uint64_t seed = from; seed < from + seeds; ++seed) failed += run(seed, false, sum) ? 0 : 1;
-  std::printf("seeds=%llu failed=%d requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu "
-              "cached_tokens=%llu events=%llu\n",
-              static_cast<unsigned long long>(seeds), failed, sum.requests, sum.ok, sum.cancelled, sum.out_of_attempts,
-              sum.faults, sum.reentries, static_cast<unsigned long long>(sum.tokens),
-              static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.events));
+  std::printf(
+      "seeds=%llu failed=%d requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d "
+      "tokens=%llu "
+      "cached_tokens=%llu events=%llu\n",
+      static_cast<unsigned long long>(seeds), failed, sum.requests, sum.ok, sum.cancelled,
+      sum.out_of_attempts, sum.faults, sum.reentries, static_cast<unsigned long long>(sum.tokens),
+      static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.events));
   // A fleet that never hits and never re-enters would prove nothing.
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0)) {
     std::printf("FAILED: nothing was cached, re-entered or cancelled\n");

@@ -27,17 +27,17 @@ constexpr int attempts_max = 4;
 constexpr int nobody = -1;
 
 enum class Kind : std::uint8_t {
-  bind,            // router -> prefill
-  seat,            // router -> decode
-  seat_granted,    // decode -> router
-  seat_release,    // router -> decode
-  target,          // router -> prefill
-  handover,        // prefill's host -> decode's host, seat in `decode`
-  handed,          // back to prefill; `ok`
-  started,         // decode -> router
-  token,           // rank -> router, `index`
-  done,            // rank -> router, `ok`
-  stop,            // router -> rank
+  bind,          // router -> prefill
+  seat,          // router -> decode
+  seat_granted,  // decode -> router
+  seat_release,  // router -> decode
+  target,        // router -> prefill
+  handover,      // prefill's host -> decode's host, seat in `decode`
+  handed,        // back to prefill; `ok`
+  started,       // decode -> router
+  token,         // rank -> router, `index`
+  done,          // rank -> router, `ok`
+  stop,          // router -> rank
 };
 
 // One message; ordered per (from, to) as connections keep order.
@@ -95,9 +95,15 @@ struct State {
   friend auto operator<=>(const State&, const State&) = default;
 };
 
-int prefill_of(int node) { return node - 1; }
-int decode_of(int node) { return node - 3; }
-bool is_prefill(int node) { return node == 1 || node == 2; }
+int prefill_of(int node) {
+  return node - 1;
+}
+int decode_of(int node) {
+  return node - 3;
+}
+bool is_prefill(int node) {
+  return node == 1 || node == 2;
+}
 
 int generation_of(const State& s, int node) {
   if (node == 0) return 0;
@@ -136,8 +142,9 @@ class Search {
 
   void visit(State s) {
     // The order of unrelated messages does not matter: keep one canonical form.
-    std::stable_sort(s.wire.begin(), s.wire.end(),
-                     [](const Message& a, const Message& b) { return std::tie(a.from, a.to) < std::tie(b.from, b.to); });
+    std::stable_sort(s.wire.begin(), s.wire.end(), [](const Message& a, const Message& b) {
+      return std::tie(a.from, a.to) < std::tie(b.from, b.to);
+    });
     if (seen_.insert(s).second) queue_.push_back(std::move(s));
   }
 
@@ -164,7 +171,10 @@ class Search {
   void stop_legs(State& s) {
     if (s.prefill != nobody) send(s, {.kind = Kind::stop, .from = 0, .to = s.prefill, .attempt = s.attempt});
     if (s.decode != nobody) {
-      send(s, {.kind = s.started ? Kind::stop : Kind::seat_release, .from = 0, .to = s.decode, .attempt = s.attempt});
+      send(s, {.kind = s.started ? Kind::stop : Kind::seat_release,
+               .from = 0,
+               .to = s.decode,
+               .attempt = s.attempt});
     }
     s.prefill = s.decode = nobody;
   }
@@ -241,7 +251,8 @@ class Search {
       case Kind::seat_release:
       case Kind::target:
       case Kind::handover:
-      case Kind::stop: break;
+      case Kind::stop:
+        break;
     }
   }
 
@@ -363,9 +374,8 @@ class Search {
 
   // A connection breaks: what was on it is gone, and both ends treat the other as lost.
   void cut(State& s, int a, int b) {
-    std::erase_if(s.wire, [&](const Message& m) {
-      return (m.from == a && m.to == b) || (m.from == b && m.to == a);
-    });
+    std::erase_if(s.wire,
+                  [&](const Message& m) { return (m.from == a && m.to == b) || (m.from == b && m.to == a); });
     if (a == 0) {
       if (is_prefill(b)) {
         Prefill& p = s.prefills[static_cast<std::size_t>(prefill_of(b))];

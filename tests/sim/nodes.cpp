@@ -87,14 +87,21 @@ void MetaNode::on_message(const wire::Envelope& message) {
   const directory::Holder holder{message.peer, message.peer_generation};
   const Instant now = world_.now();
   switch (message.number) {
-    case wire::meta_match::number: answer(message, index_.match(*message.as<wire::meta_match>())); break;
+    case wire::meta_match::number:
+      answer(message, index_.match(*message.as<wire::meta_match>()));
+      break;
     case wire::meta_plan::number:
       answer(message, index_.plan(holder, message.scope.request, *message.as<wire::meta_plan>(), now));
       break;
-    case wire::meta_renew::number: index_.renew(holder, *message.as<wire::meta_renew>(), now); break;
-    case wire::meta_release::number: index_.release(holder, *message.as<wire::meta_release>()); break;
+    case wire::meta_renew::number:
+      index_.renew(holder, *message.as<wire::meta_renew>(), now);
+      break;
+    case wire::meta_release::number:
+      index_.release(holder, *message.as<wire::meta_release>());
+      break;
     case wire::meta_arena_delta::number:
-      if (index_.arena_delta(holder, *message.as<wire::meta_arena_delta>())) answer(message, wire::meta_arena_resync{});
+      if (index_.arena_delta(holder, *message.as<wire::meta_arena_delta>()))
+        answer(message, wire::meta_arena_resync{});
       break;
     case wire::meta_put_open::number:
       answer(message, index_.put_open(holder, *message.as<wire::meta_put_open>(), now));
@@ -102,12 +109,18 @@ void MetaNode::on_message(const wire::Envelope& message) {
     case wire::meta_put_commit::number:
       answer(message, index_.put_commit(holder, *message.as<wire::meta_put_commit>(), now));
       break;
-    case wire::meta_put_abort::number: index_.put_abort(holder, *message.as<wire::meta_put_abort>(), now); break;
-    case wire::meta_inventory::number:
-      if (const auto ack = index_.inventory(holder, *message.as<wire::meta_inventory>(), now)) answer(message, *ack);
+    case wire::meta_put_abort::number:
+      index_.put_abort(holder, *message.as<wire::meta_put_abort>(), now);
       break;
-    case wire::meta_read_failed::number: index_.read_failed(*message.as<wire::meta_read_failed>(), now); break;
-    default: world_.fail("di-meta got " + std::string(wire::message_name(message.number)));
+    case wire::meta_inventory::number:
+      if (const auto ack = index_.inventory(holder, *message.as<wire::meta_inventory>(), now))
+        answer(message, *ack);
+      break;
+    case wire::meta_read_failed::number:
+      index_.read_failed(*message.as<wire::meta_read_failed>(), now);
+      break;
+    default:
+      world_.fail("di-meta got " + std::string(wire::message_name(message.number)));
   }
 }
 
@@ -162,7 +175,8 @@ void StoreNode::on_peer_lost(const Member& peer) {
   }
 }
 
-void StoreNode::on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) {
+void StoreNode::on_arena(std::uint64_t socket, std::uint32_t generation,
+                         std::shared_ptr<kv::ArenaClient> arena) {
   for (auto& [instance, host] : hosts_) {
     if (host.socket != socket) continue;
     if (arena == nullptr || generation != host.generation) {
@@ -177,7 +191,8 @@ void StoreNode::on_arena(std::uint64_t socket, std::uint32_t generation, std::sh
           send(peer, wire::kv_read_done{want.transfer, static_cast<std::uint16_t>(Code::unreachable), 0});
         } else {
           const auto want = *message.as<wire::kv_put>();
-          send(peer, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(Code::unreachable)});
+          send(peer,
+               wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(Code::unreachable)});
         }
       }
       return;
@@ -217,7 +232,8 @@ void StoreNode::on_message(const wire::Envelope& message) {
       const auto host = hosts_.find(message.peer);
       if (host == hosts_.end() || host->second.generation != message.peer_generation) return;
       if (!host->second.arena) {
-        if (host->second.socket == 0) host->second.socket = world_.attach(process_, world_.find(message.peer));
+        if (host->second.socket == 0)
+          host->second.socket = world_.attach(process_, world_.find(message.peer));
         host->second.waiting.push_back(message);
       } else if (message.number == wire::kv_read::number) {
         read(host->second, message);
@@ -226,7 +242,8 @@ void StoreNode::on_message(const wire::Envelope& message) {
       }
       return;
     }
-    default: world_.fail("the store got " + std::string(wire::message_name(message.number)));
+    default:
+      world_.fail("the store got " + std::string(wire::message_name(message.number)));
   }
 }
 
@@ -249,62 +266,68 @@ void StoreNode::read(Host& host, const wire::Envelope& message) {
   read_group(id, want, host.arena, 0);
 }
 
-void StoreNode::read_group(const TransferId& id, const wire::kv_read& want, std::shared_ptr<kv::ArenaClient> arena,
-                           std::uint32_t group) {
-  world_.after(process_, world_.random_time(microseconds(100), milliseconds(3)), [this, id, want, arena, group] {
-    const auto transfer = transfers_.find(id);
-    const auto finish = [&](Code code, std::uint32_t last) {
-      const Transfer over = transfer->second;
-      transfers_.erase(transfer);
-      if (!over.cancelled) {
-        send(id.first, wire::kv_read_done{want.transfer, static_cast<std::uint16_t>(code), last});
-      } else if (over.answer_cancel) {
-        send(id.first, wire::kv_read_cancelled{want.transfer});
-      }
-    };
-    if (transfer->second.cancelled) return finish(Code::cancelled, 0);
-    const auto column = disk_.columns.find(want.stripe);
-    if (column == disk_.columns.end()) return finish(Code::not_found, 0);
-    if (world_.rng.chance(settings_.store_fails)) return finish(world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
-    const kv::Layout& layout = *settings_.layout;
-    auto slot = arena->slot_to_write(want.slot, column->second.payload.size());
-    if (!slot) return finish(Code::stale, 0);
-    const auto from = ByteView(column->second.payload)
-                          .subspan(layout.segment_offset(group, want.page_blocks), layout.segment_bytes(group, want.page_blocks));
-    const MutableByteView to = slot->subspan(layout.segment_offset(group, want.page_blocks), from.size());
-    std::copy(from.begin(), from.end(), to.begin());
-    // Bits that flip on the way: the host's checksum finds them.
-    if (world_.rng.chance(settings_.store_fails)) to[0] ^= std::byte{1};
-    if (group + 1 == layout.groups()) return finish(Code::ok, group);
-    send(id.first, wire::kv_read_done{want.transfer, 0, group});
-    read_group(id, want, arena, group + 1);
-  });
+void StoreNode::read_group(const TransferId& id, const wire::kv_read& want,
+                           std::shared_ptr<kv::ArenaClient> arena, std::uint32_t group) {
+  world_.after(
+      process_, world_.random_time(microseconds(100), milliseconds(3)), [this, id, want, arena, group] {
+        const auto transfer = transfers_.find(id);
+        const auto finish = [&](Code code, std::uint32_t last) {
+          const Transfer over = transfer->second;
+          transfers_.erase(transfer);
+          if (!over.cancelled) {
+            send(id.first, wire::kv_read_done{want.transfer, static_cast<std::uint16_t>(code), last});
+          } else if (over.answer_cancel) {
+            send(id.first, wire::kv_read_cancelled{want.transfer});
+          }
+        };
+        if (transfer->second.cancelled) return finish(Code::cancelled, 0);
+        const auto column = disk_.columns.find(want.stripe);
+        if (column == disk_.columns.end()) return finish(Code::not_found, 0);
+        if (world_.rng.chance(settings_.store_fails))
+          return finish(world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
+        const kv::Layout& layout = *settings_.layout;
+        auto slot = arena->slot_to_write(want.slot, column->second.payload.size());
+        if (!slot) return finish(Code::stale, 0);
+        const auto from = ByteView(column->second.payload)
+                              .subspan(layout.segment_offset(group, want.page_blocks),
+                                       layout.segment_bytes(group, want.page_blocks));
+        const MutableByteView to = slot->subspan(layout.segment_offset(group, want.page_blocks), from.size());
+        std::copy(from.begin(), from.end(), to.begin());
+        // Bits that flip on the way: the host's checksum finds them.
+        if (world_.rng.chance(settings_.store_fails)) to[0] ^= std::byte{1};
+        if (group + 1 == layout.groups()) return finish(Code::ok, group);
+        send(id.first, wire::kv_read_done{want.transfer, 0, group});
+        read_group(id, want, arena, group + 1);
+      });
 }
 
 void StoreNode::put(Host& host, const wire::Envelope& message) {
   const host::Peer from{message.peer, message.peer_generation};
   const auto want = *message.as<wire::kv_put>();
-  world_.after(process_, world_.random_time(microseconds(200), milliseconds(5)), [this, from, want, arena = host.arena] {
-    const auto answer = [&](Code code) {
-      send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
-    };
-    if (world_.rng.chance(settings_.store_fails)) return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
-    const kv::Layout& layout = *settings_.layout;
-    const auto page = arena->page(layout, want.slot);
-    if (!page) return answer(Code::stale);
-    StoreDisk::Column column;
-    column.payload.assign(page->begin(), page->end());
-    const wire::PutPage& described = want.pages.at(want.column);
-    for (std::uint32_t group = 0; group < layout.groups(); ++group) {
-      const auto segment = ByteView(column.payload)
-                               .subspan(layout.segment_offset(group, want.slot.page_blocks),
-                                        layout.segment_bytes(group, want.slot.page_blocks));
-      if (crc32c(segment) != described.crcs.at(group)) return answer(Code::corrupt);
-    }
-    column.record = {want.stripe, want.volume, want.column, disk_.next_generation++, want.fingerprint, want.pages};
-    disk_.columns.insert_or_assign(want.stripe, std::move(column));
-    answer(Code::ok);
-  });
+  world_.after(process_, world_.random_time(microseconds(200), milliseconds(5)),
+               [this, from, want, arena = host.arena] {
+                 const auto answer = [&](Code code) {
+                   send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
+                 };
+                 if (world_.rng.chance(settings_.store_fails))
+                   return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
+                 const kv::Layout& layout = *settings_.layout;
+                 const auto page = arena->page(layout, want.slot);
+                 if (!page) return answer(Code::stale);
+                 StoreDisk::Column column;
+                 column.payload.assign(page->begin(), page->end());
+                 const wire::PutPage& described = want.pages.at(want.column);
+                 for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+                   const auto segment = ByteView(column.payload)
+                                            .subspan(layout.segment_offset(group, want.slot.page_blocks),
+                                                     layout.segment_bytes(group, want.slot.page_blocks));
+                   if (crc32c(segment) != described.crcs.at(group)) return answer(Code::corrupt);
+                 }
+                 column.record = {want.stripe,      want.volume, want.column, disk_.next_generation++,
+                                  want.fingerprint, want.pages};
+                 disk_.columns.insert_or_assign(want.stripe, std::move(column));
+                 answer(Code::ok);
+               });
 }
 
 std::string StoreNode::held() const {
@@ -457,7 +480,8 @@ void RankNode<Core>::attach() {
 }
 
 template <class Core>
-void RankNode<Core>::on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) {
+void RankNode<Core>::on_arena(std::uint64_t socket, std::uint32_t generation,
+                              std::shared_ptr<kv::ArenaClient> arena) {
   if (socket != socket_) return;
   // The end, or another daemon's than the one whose messages we get.
   if (arena == nullptr || !kvd_ || generation != kvd_->generation) return detach();
@@ -498,7 +522,8 @@ Instant RankNode<Core>::turn() {
       const auto batch = std::make_shared<rank::Batch>(*std::move(next));
       const Duration took = world_.random_time(microseconds(200), milliseconds(6));
       world_.after(process_, took, [this, batch, arena = arena_, took] {
-        const auto done = std::make_shared<rank::BatchDone>(rank::carry_out(std::move(*batch), arena, *engine_, world_.clock));
+        const auto done = std::make_shared<rank::BatchDone>(
+            rank::carry_out(std::move(*batch), arena, *engine_, world_.clock));
         done->step_took = took;
         world_.after(process_, world_.random_time(microseconds(10), milliseconds(1)), [this, done] {
           busy_ = false;
@@ -515,7 +540,8 @@ Instant RankNode<Core>::turn() {
 template <class Core>
 std::string RankNode<Core>::held() const {
   std::string text = not_zero(core_->gauges());
-  if (engine_->pool_blocks_used() != 0) text += " engine_blocks=" + std::to_string(engine_->pool_blocks_used());
+  if (engine_->pool_blocks_used() != 0)
+    text += " engine_blocks=" + std::to_string(engine_->pool_blocks_used());
   return text;
 }
 

@@ -29,9 +29,9 @@ struct Settings {
   std::optional<kv::Layout> layout;
   std::uint32_t prefill_pool_blocks = 64;
   std::uint32_t decode_pool_blocks = 96;
-  std::uint32_t requests_max = 6;           // of a rank
+  std::uint32_t requests_max = 6;  // of a rank
   std::uint32_t chunk_tokens = 16;
-  std::uint32_t arena_units = 64;           // pages of one block
+  std::uint32_t arena_units = 64;  // pages of one block
   std::uint32_t entries = 48;
   std::uint16_t attempts_max = 4;
   Duration fetch_delay{};
@@ -40,7 +40,7 @@ struct Settings {
   Duration seat_ttl = seconds(30);
   bool overlap = true;
   host::Admit admit = host::Admit::always;
-  double store_fails = 0;                   // chance of each read and put
+  double store_fails = 0;  // chance of each read and put
   std::vector<engine::ScriptLine> lines;
   std::uint32_t context_tokens = 512;
 };
@@ -68,8 +68,9 @@ class MetaNode final : public Node {
   void apply(const directory::Membership::Change& change);
   template <class M>
   void answer(const wire::Envelope& question, const M& message) {
-    world_.send(process_, wire::Envelope::make(question.peer, question.peer_generation,
-                                               {question.scope.request, question.scope.attempt, 0, 0}, message));
+    world_.send(process_,
+                wire::Envelope::make(question.peer, question.peer_generation,
+                                     {question.scope.request, question.scope.attempt, 0, 0}, message));
   }
 
   World& world_;
@@ -100,7 +101,8 @@ class StoreNode final : public Node {
   void on_peer_up(const Member& peer) override;
   void on_peer_lost(const Member& peer) override;
   void on_message(const wire::Envelope& message) override;
-  void on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) override;
+  void on_arena(std::uint64_t socket, std::uint32_t generation,
+                std::shared_ptr<kv::ArenaClient> arena) override;
   void on_time() override {}
   Instant turn() override { return instant_never; }
   [[nodiscard]] std::string held() const override;
@@ -157,11 +159,17 @@ class HostNode final : public Node, private host::ArenaPort {
   [[nodiscard]] host::Now now() const { return {world_.now(), world_.now()}; }
   void slot_assign(const kv::ArenaOwner::Slot& slot) override { arena_->slot_assign(slot); }
   void slot_state(std::uint32_t slot, kv::SlotState state) override { arena_->slot_state(slot, state); }
-  void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs) override { arena_->slot_crcs(slot, crcs); }
-  void slot_segments(std::uint32_t slot, std::uint32_t segments) override { arena_->slot_segments(slot, segments); }
+  void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs) override {
+    arena_->slot_crcs(slot, crcs);
+  }
+  void slot_segments(std::uint32_t slot, std::uint32_t segments) override {
+    arena_->slot_segments(slot, segments);
+  }
   void slot_free(std::uint32_t slot) override { arena_->slot_free(slot); }
   void entry_open(std::uint32_t handle) override { arena_->entry_open(handle); }
-  void entry_set(std::uint32_t handle, const kv::Readiness& readiness) override { arena_->entry_set(handle, readiness); }
+  void entry_set(std::uint32_t handle, const kv::Readiness& readiness) override {
+    arena_->entry_set(handle, readiness);
+  }
   void entry_close(std::uint32_t handle) override { arena_->entry_close(handle); }
   std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override;
 
@@ -183,7 +191,8 @@ class RankNode final : public Node {
   void on_peer_lost(const Member& peer) override;
   void on_message(const wire::Envelope& message) override { core_->on_message(message, world_.now()); }
   void on_time() override { core_->on_time(world_.now()); }
-  void on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) override;
+  void on_arena(std::uint64_t socket, std::uint32_t generation,
+                std::shared_ptr<kv::ArenaClient> arena) override;
   Instant turn() override;
   [[nodiscard]] std::string held() const override;
   void drain(bool on) { core_->set_draining(on); }

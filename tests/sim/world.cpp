@@ -158,12 +158,14 @@ void World::kill(std::size_t process) {
     if (socket.client == process && alive(socket.host)) {
       after(socket.host, random_time(Duration(0), milliseconds(20)), [this, number] {
         const Socket& gone = sockets_.at(number);
-        if (gone.seen && places_[gone.host].life == gone.host_life) places_[gone.host].node->on_client(gone.client_member, false);
+        if (gone.seen && places_[gone.host].life == gone.host_life)
+          places_[gone.host].node->on_client(gone.client_member, false);
       });
     } else if (socket.host == process && alive(socket.client)) {
       after(socket.client, random_time(Duration(0), milliseconds(20)), [this, number] {
         const Socket& gone = sockets_.at(number);
-        if (places_[gone.client].life == gone.client_life) places_[gone.client].node->on_arena(number, 0, nullptr);
+        if (places_[gone.client].life == gone.client_life)
+          places_[gone.client].node->on_arena(number, 0, nullptr);
       });
     }
   }
@@ -179,7 +181,8 @@ void World::freeze(std::size_t process, Duration length) {
   after(seconds(3), [this, process, life = place.life, length] {
     if (places_[process].life != life) return;
     for (std::size_t other = 0; other < places_.size(); ++other) {
-      if (other != process && linked(process, other)) cut(process, other, std::min<Duration>(length - seconds(3), milliseconds(500)));
+      if (other != process && linked(process, other))
+        cut(process, other, std::min<Duration>(length - seconds(3), milliseconds(500)));
     }
   });
 }
@@ -187,14 +190,19 @@ void World::freeze(std::size_t process, Duration length) {
 // ---- connections -----------------------------------------------------------------------------------------
 
 bool World::linked(std::size_t a, std::size_t b) const {
-  const Member& x = rank_of(places_[a].member) <= rank_of(places_[b].member) ? places_[a].member : places_[b].member;
+  const Member& x =
+      rank_of(places_[a].member) <= rank_of(places_[b].member) ? places_[a].member : places_[b].member;
   const Member& y = &x == &places_[a].member ? places_[b].member : places_[a].member;
   if (rank_of(y) == 4) return rank_of(x) != 4;
   switch (rank_of(x)) {
-    case 0: return rank_of(y) == 1 || rank_of(y) == 2;
-    case 1: return rank_of(y) == 2 && x.host == y.host;
-    case 2: return true;
-    default: return false;
+    case 0:
+      return rank_of(y) == 1 || rank_of(y) == 2;
+    case 1:
+      return rank_of(y) == 2 && x.host == y.host;
+    case 2:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -254,13 +262,15 @@ void World::cut(std::size_t a, std::size_t b, Duration notice) {
   if (trace_) say("cut between " + places_[a].member.instance + " and " + places_[b].member.instance);
   link.broken = true;
   for (const std::size_t end : {a, b}) {
-    after(end, random_time(Duration(0), notice), [this, end, pair, epoch = link.epoch] { lose(end, pair, epoch); });
+    after(end, random_time(Duration(0), notice),
+          [this, end, pair, epoch = link.epoch] { lose(end, pair, epoch); });
   }
 }
 
 bool World::up(std::size_t a, std::size_t b) const {
   const auto found = links_.find(pair_of(a, b));
-  return found != links_.end() && !found->second.broken && found->second.side[0].up && found->second.side[1].up;
+  return found != links_.end() && !found->second.broken && found->second.side[0].up &&
+         found->second.side[1].up;
 }
 
 bool World::all_up() const {
@@ -278,7 +288,8 @@ bool World::send(std::size_t from, const wire::Envelope& message) {
   Link& link = links_[pair];
   const int mine = pair.first == from ? 0 : 1;
   if (!link.side[mine].up || link.broken) return false;
-  if (message.peer_generation != 0 && message.peer_generation != link.side[mine].peer.generation) return false;
+  if (message.peer_generation != 0 && message.peer_generation != link.side[mine].peer.generation)
+    return false;
   Side& theirs = link.side[1 - mine];
   // Mostly quick, now and then slow enough for others to overtake.
   const Duration latency = rng.chance(0.05) ? random_time(milliseconds(3), milliseconds(80))
@@ -291,14 +302,16 @@ bool World::send(std::size_t from, const wire::Envelope& message) {
     const Link& here = links_[pair];
     if (here.epoch != epoch || !here.side[1 - mine].up) return;
     if (trace_) {
-      say(arrived.peer + " -> " + places_[to].member.instance + " " + std::string(wire::message_name(arrived.number)) +
-          " " + arrived.scope.request.text().substr(0, 4) + "/" + std::to_string(arrived.scope.attempt));
+      say(arrived.peer + " -> " + places_[to].member.instance + " " +
+          std::string(wire::message_name(arrived.number)) + " " + arrived.scope.request.text().substr(0, 4) +
+          "/" + std::to_string(arrived.scope.attempt));
     }
     places_[to].node->on_message(arrived);
     if (watch) watch(pair.first == to ? pair.second : pair.first, to, arrived.number, true);
   });
   // Later, as an event: the sender is in the middle of its turn.
-  if (watch) after(Duration(0), [this, from, to, number = message.number] { watch(from, to, number, false); });
+  if (watch)
+    after(Duration(0), [this, from, to, number = message.number] { watch(from, to, number, false); });
   return true;
 }
 
@@ -307,7 +320,8 @@ bool World::send(std::size_t from, const wire::Envelope& message) {
 std::uint64_t World::attach(std::size_t client, std::size_t host) {
   if (!alive(host)) return 0;
   const std::uint64_t number = next_socket_++;
-  sockets_.emplace(number, Socket{client, places_[client].life, places_[client].member, host, places_[host].life, true, false});
+  sockets_.emplace(number, Socket{client, places_[client].life, places_[client].member, host,
+                                  places_[host].life, true, false});
   after(host, random_time(microseconds(50), milliseconds(2)), [this, number] {
     Socket& socket = sockets_.at(number);
     if (!socket.open) return;
@@ -341,11 +355,14 @@ void World::detach(std::uint64_t number) {
 // ---- for everybody ---------------------------------------------------------------------------------------
 
 void World::fail(std::string what) {
-  if (failure_.empty()) failure_ = "at " + std::to_string(to_us(now() - Instant{1'000'000'000})) + " us: " + std::move(what);
+  if (failure_.empty())
+    failure_ = "at " + std::to_string(to_us(now() - Instant{1'000'000'000})) + " us: " + std::move(what);
 }
 
 void World::say(const std::string& text) const {
-  if (trace_) std::printf("%10.3f %s\n", static_cast<double>(to_us(now() - Instant{1'000'000'000})) / 1000, text.c_str());
+  if (trace_)
+    std::printf("%10.3f %s\n", static_cast<double>(to_us(now() - Instant{1'000'000'000})) / 1000,
+                text.c_str());
 }
 
 }  // namespace di::sim

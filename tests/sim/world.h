@@ -34,8 +34,11 @@ class Node {
   // After every event: sends what is to be sent, checks itself, says when on_time() is due next.
   virtual Instant turn() = 0;
   // Arena sockets: of the host (a client came, went) and of the client (its arena, or the end).
-  virtual void on_client(const Member& client, bool attached) { static_cast<void>(client), static_cast<void>(attached); }
-  virtual void on_arena(std::uint64_t socket, std::uint32_t generation, std::shared_ptr<kv::ArenaClient> arena) {
+  virtual void on_client(const Member& client, bool attached) {
+    static_cast<void>(client), static_cast<void>(attached);
+  }
+  virtual void on_arena(std::uint64_t socket, std::uint32_t generation,
+                        std::shared_ptr<kv::ArenaClient> arena) {
     static_cast<void>(socket), static_cast<void>(generation), static_cast<void>(arena);
   }
   // What is held and should not be when nothing goes on; empty when idle.
@@ -111,7 +114,8 @@ class World {
   // ---- for everybody
 
   Duration random_time(Duration from, Duration to) {
-    return from + Duration(static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>((to - from).count()) + 1)));
+    return from + Duration(static_cast<std::int64_t>(
+                      rng.below(static_cast<std::uint64_t>((to - from).count()) + 1)));
   }
   void fail(std::string what);
   [[nodiscard]] const std::string& failure() const { return failure_; }
@@ -141,8 +145,8 @@ class World {
   };
   struct Side {
     bool up = false;
-    Member peer;            // as it was when it came up
-    Instant last_arrival{}; // at this side
+    Member peer;             // as it was when it came up
+    Instant last_arrival{};  // at this side
   };
   struct Link {
     std::uint64_t epoch = 0;

@@ -20,7 +20,8 @@ class CarryOutTest : public ::testing::Test {
     owner = *kv::ArenaOwner::create(options);
     owner->set_generation(1);
     arena = *kv::ArenaClient::map(owner->fd(), owner->bytes());
-    auto lines = engine::script_parse(R"({"match":"","pieces":[{"text":"a"},{"text":"b"}],"finish":"stop"})", "test");
+    auto lines =
+        engine::script_parse(R"({"match":"","pieces":[{"text":"a"},{"text":"b"}],"finish":"stop"})", "test");
     engine::ScriptEngine::Options made{.description = test_description(), .lines = *std::move(lines)};
     engine = *engine::ScriptEngine::create(std::move(made));
   }

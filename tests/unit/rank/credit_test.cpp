@@ -7,7 +7,9 @@ namespace {
 
 std::map<std::string, wire::rank_credit> changed(CreditBook& book) {
   std::map<std::string, wire::rank_credit> all;
-  book.take_changed([&](const std::string& router, std::uint32_t, const wire::rank_credit& credit) { all[router] = credit; });
+  book.take_changed([&](const std::string& router, std::uint32_t, const wire::rank_credit& credit) {
+    all[router] = credit;
+  });
   return all;
 }
 

@@ -9,7 +9,8 @@ class DecodeTest : public CoreTest<DecodeCore> {
  protected:
   DecodeTest() { begin(); }
 
-  static wire::decode_seat seat_of(std::uint32_t tokens, std::uint32_t max_tokens = 20, std::uint32_t first_index = 0) {
+  static wire::decode_seat seat_of(std::uint32_t tokens, std::uint32_t max_tokens = 20,
+                                   std::uint32_t first_index = 0) {
     wire::decode_seat ask;
     ask.bind = 1;
     ask.tokens = test_tokens(tokens);
@@ -187,7 +188,7 @@ TEST_F(DecodeTest, ReleasedSeatsAreForgottenAndStartedOnesStopped) {
   from_router(one, seat_of(18));
   from_router(one, wire::seat_release{1});  // expecting
   expect_nothing_held();
-  const std::uint64_t seat = sit(one, 18);  // the same request and attempt again
+  const std::uint64_t seat = sit(one, 18);     // the same request and attempt again
   from_router(one, wire::seat_release{seat});  // seated
   EXPECT_FALSE(heard<wire::request_done>());
   expect_nothing_held();
@@ -293,7 +294,7 @@ TEST_F(DecodeTest, APageIsPublishedWhenItIsFull) {
   ASSERT_TRUE(open);
   EXPECT_EQ(open->page_blocks, std::vector<std::uint32_t>{1});
   out.clear();
-  step(17, 2);  // goes on meanwhile
+  step(17, 2);                                                     // goes on meanwhile
   from_kvd(one, wire::kv_opened{0, open->tag + 1, {slot(9, 1)}});  // of somebody else
   from_kvd(one, wire::kv_opened{0, open->tag, {slot(9, 1)}});
   ASSERT_TRUE(take());
@@ -444,7 +445,8 @@ TEST_F(DecodeTest, TokensOfAStepGoInOneMessageAndBeforeTheEndings) {
   give();
   std::vector<std::uint16_t> order;
   for (const wire::Envelope& message : out) {
-    if (message.peer == router && message.number != wire::rank_credit::number) order.push_back(message.number);
+    if (message.peer == router && message.number != wire::rank_credit::number)
+      order.push_back(message.number);
   }
   EXPECT_EQ(order, (std::vector<std::uint16_t>{wire::token_batch::number, wire::request_done::number}));
   EXPECT_EQ(heard<wire::token_batch>()->events.size(), 2U);

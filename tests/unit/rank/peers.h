@@ -136,7 +136,9 @@ class CoreTest : public ::testing::Test {
     for (const Gauge& gauge : core->gauges()) EXPECT_EQ(gauge.count, 0U) << gauge.name;
     EXPECT_TRUE(core->idle());
   }
-  static wire::SlotRef slot(std::uint32_t number, std::uint32_t blocks) { return {number, 1, blocks, 0, blocks}; }
+  static wire::SlotRef slot(std::uint32_t number, std::uint32_t blocks) {
+    return {number, 1, blocks, 0, blocks};
+  }
 
   std::optional<Core> core;
   Instant now{1'000'000'000};

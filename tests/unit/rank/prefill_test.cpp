@@ -176,8 +176,8 @@ TEST_F(PrefillTest, BindsThatCannotBeTakenAreRefused) {
   EXPECT_EQ(refusal(bind), Code::invalid);
   EXPECT_EQ(refusal(wire::prefill_bind{}), Code::invalid);
   EXPECT_EQ(refusal(bind_of(1000)), Code::invalid);
-  EXPECT_EQ(refusal(bind_of(200)), Code::invalid);     // larger than the pool
-  EXPECT_EQ(refusal(bind_of(16, 4)), Code::invalid);   // nothing left to compute
+  EXPECT_EQ(refusal(bind_of(200)), Code::invalid);    // larger than the pool
+  EXPECT_EQ(refusal(bind_of(16, 4)), Code::invalid);  // nothing left to compute
   core->set_draining(true);
   EXPECT_EQ(refusal(bind_of(18)), Code::busy);
   core->set_draining(false);

@@ -54,7 +54,8 @@ class RouterTest : public ::testing::Test {
     for (std::uint16_t r = 0; rank && r < ranks; ++r) grant(instance, 8, false, r);
     listen();
   }
-  void grant(const std::string& instance, std::uint64_t requests, bool draining = false, std::uint16_t rank = 0) {
+  void grant(const std::string& instance, std::uint64_t requests, bool draining = false,
+             std::uint16_t rank = 0) {
     wire::rank_credit credit;
     credit.seq = ++seq;
     credit.granted_requests = requests;
@@ -504,7 +505,8 @@ TEST_F(RouterTest, TheLastTokenFromPrefillGivesTheSeatBack) {
 TEST_F(RouterTest, AFailedHandOverAsksForAnotherSeat) {
   const RequestId id = seated();
   token(prefill0, id, 0);
-  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::not_found), "hand-over failed"});
+  say(prefill0, scope(id),
+      wire::prefill_refused{1, static_cast<wire::U16>(Code::not_found), "hand-over failed"});
   EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
   ASSERT_TRUE(heard<wire::decode_seat>(decode1));
   say(decode1, scope(id), wire::seat_granted{5, kvd});
@@ -683,7 +685,8 @@ TEST_F(RouterTest, AnswersOfOtherRanksAndGenerationsWereTaken) {
   say(rank, other, ended);
   EXPECT_TRUE(core->find(id)->decode.open);
   EXPECT_EQ(core->find(id)->seat, 0U);
-  core->on_message(wire::Envelope::make(rank, generations.at(rank) + 1, asked, wire::seat_granted{5, kvd}), now);
+  core->on_message(wire::Envelope::make(rank, generations.at(rank) + 1, asked, wire::seat_granted{5, kvd}),
+                   now);
   EXPECT_EQ(core->find(id)->seat, 0U);
   say(rank, asked, wire::seat_granted{6, kvd});
   EXPECT_EQ(core->find(id)->seat, 6U);
