@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   const auto parsed =
       di::daemon::parse<di::kvd::Config>(about, argc, argv, di::kvd::params, di::kvd::validate);
   // Neither role has anything to reload besides the skeleton's own rows.
-  const di::daemon::Reload reload = [](const std::any&) {};
+  const di::daemon::Reload reload = [](const std::any&) -> di::Status { return {}; };
   if (parsed.config.role == di::kvd::Role::host) {
     di::kvd::HostRole program(parsed.config.host);
     return di::daemon::run_program(parsed.startup, program, reload);
