@@ -89,7 +89,11 @@ Status Router::on_reload(const Config& fresh) {
 
 void Router::peer_up(const net::Member& member) {
   const bool rank = member.program == "di-prefill" || member.program == "di-decode";
-  if (rank && member.model != config_.model_name) return;
+  if (rank && member.model != config_.model_name) {
+    log_warn("fleet", "rank of another model is not used",
+             {{"peer", member.instance}, {"model", member.model}, {"served", config_.model_name}});
+    return;
+  }
   peers_[member.id] = member;
   if (rank && core_ == nullptr) {
     auto layout = kv::Layout::decode(member.layout);

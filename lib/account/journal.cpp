@@ -26,10 +26,17 @@ Result<Journal> Journal::open(const std::string& dir) {
   if (length < 0) return errno_error("open " + path);
   char last = '\n';
   if (length > 0 && ::pread(fd.get(), &last, 1, length - 1) != 1) return errno_error("read " + path);
-  return Journal(std::move(fd), std::move(path), last != '\n');
+  return Journal(std::move(fd), dir, std::move(path), last != '\n');
 }
 
 Status Journal::append(const Charge& charge) {
+  struct stat info {};
+  if (::fstat(fd_.get(), &info) == 0 && info.st_nlink == 0) {
+    // Nobody would ever read what is written to it.
+    auto again = open(dir_);
+    if (!again) return again.error();
+    *this = *std::move(again);
+  }
   std::string line = cut_ ? "\n" : "";
   line += charge_json(charge);
   line += '\n';

@@ -1,7 +1,8 @@
 // account/journal.h: the charge records of one router in a file of JSON lines, and reading them back.
 //
 // Each record is appended by one write to a file opened O_APPEND.  A crash or a full disk can cut the
-// last line; opening ends such a line, and reading skips and counts it.  Owner: the loop thread of
+// last line; opening ends such a line, and reading skips and counts it.  A file that was removed is made
+// again with the next record.  Owner: the loop thread of
 // di-router; readers are other processes.  Bound: the disk; a line is `charge_line_bytes_max`.
 #pragma once
 
@@ -26,8 +27,10 @@ class Journal {
   Status append(const Charge& charge);
 
  private:
-  Journal(Fd fd, std::string path, bool cut) : fd_(std::move(fd)), path_(std::move(path)), cut_(cut) {}
+  Journal(Fd fd, std::string dir, std::string path, bool cut)
+      : fd_(std::move(fd)), dir_(std::move(dir)), path_(std::move(path)), cut_(cut) {}
   Fd fd_;
+  std::string dir_;
   std::string path_;
   bool cut_;  // the file ends inside a line
 };

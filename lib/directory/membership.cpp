@@ -34,6 +34,13 @@ bool is_printable(std::string_view text, std::size_t bytes_max) {
          std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
 }
 
+// An address may be a path, and a path may have spaces and letters of any language.
+bool is_endpoint(std::string_view text) {
+  return text.size() <= endpoint_bytes_max && std::all_of(text.begin(), text.end(), [](char c) {
+           return static_cast<unsigned char>(c) >= ' ' && c != 0x7f;
+         });
+}
+
 Error invalid(std::string message) {
   return Error{Code::invalid, 0, std::move(message)};
 }
@@ -64,10 +71,10 @@ Status check(const wire::Member& self) {
     }
   }
   if (self.host.empty()) return invalid("host: empty");
-  if (self.control.empty() || !is_printable(self.control, endpoint_bytes_max)) {
+  if (self.control.empty() || !is_endpoint(self.control)) {
     return invalid("control: not an endpoint");
   }
-  if (!is_printable(self.data, endpoint_bytes_max) || !is_printable(self.public_key, endpoint_bytes_max)) {
+  if (!is_endpoint(self.data) || !is_printable(self.public_key, endpoint_bytes_max)) {
     return invalid("data or public_key: not printable, or too long");
   }
   if (self.state > static_cast<std::uint8_t>(MemberState::draining)) return invalid("state: want 0 or 1");

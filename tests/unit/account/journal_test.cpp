@@ -42,6 +42,18 @@ TEST(Journal, KeepsRecordsAcrossReopening) {
   EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{7, 8}));
 }
 
+TEST(Journal, RemovedFileIsMadeAgain) {
+  const std::string dir = scratch("removed");
+  auto journal = Journal::open(dir);
+  ASSERT_TRUE(journal);
+  ASSERT_TRUE(journal->append(charge(1)));
+  ASSERT_EQ(unlink((dir + "/charges.jsonl").c_str()), 0);
+  ASSERT_EQ(rmdir(dir.c_str()), 0);
+  ASSERT_TRUE(journal->append(charge(2)));
+  ASSERT_TRUE(journal->append(charge(3)));
+  EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{2, 3}));
+}
+
 TEST(Journal, CutLineHarmsNoOther) {
   const std::string dir = scratch("cut");
   {

@@ -241,6 +241,8 @@ TEST(Membership, MalformedRegistrationsAreRefusedWithTheRule) {
   EXPECT_NE(reason(members, with([](auto& m) { m.self.host = ""; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.host = "a b"; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.control = ""; })), "");
+  EXPECT_NE(reason(members, with([](auto& m) { m.self.control = "ipc:///a\nb"; })), "");
+  EXPECT_EQ(reason(members, with([](auto& m) { m.self.control = "ipc:///home/josé/a b/x.sock"; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.ranks = 0; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.ranks = 2000; })), "");
   EXPECT_NE(reason(members, with([](auto& m) { m.self.model = ""; })), "");
