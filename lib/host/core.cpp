@@ -212,7 +212,7 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
           out_.push_back(
               wire::Envelope::make(rank.instance, rank.generation,
                                    {message.scope.request, message.scope.attempt, message.scope.rank, 0},
-                                   wire::kv_handed{body->seat, static_cast<std::uint16_t>(Code::not_found)}));
+                                   wire::kv_handed{body->seat, static_cast<std::uint16_t>(Code::invalid)}));
         } else {
           handovers_.hand_over(holder, message.scope, *body, now);
         }
@@ -341,7 +341,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
   const bool valid = tail ? page->blocks == 1 : message.keys.size() == page->blocks;
   claim.grants.erase(slot);
   // A page that is not what its writer says is given up; it was only a cache, and a hand-over that
-  // needs it hears not_found.
+  // needs it hears invalid.
   if (!valid || message.crcs.size() != pages_.layout().groups()) {
     ++counters_.seals_invalid;
     pages_.give_back(slot);

@@ -30,15 +30,16 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
   if (message.keys.size() > limits_.keys_max || !pages_.has_layout()) return refuse(Code::invalid);
   const std::optional<Peer> b = peers_.host_up(message.host);
   if (!b) return refuse(Code::unreachable);
+  // What is not here now never will be: another seat does not help.
   const std::vector<Piece> pieces = pages_.cover(message.keys, 0, false);
   if ((pieces.empty() ? 0 : pieces.back().at + pieces.back().count) != message.keys.size()) {
-    return refuse(Code::not_found);
+    return refuse(Code::invalid);
   }
   const Page* tail = nullptr;
   if (message.tail.count != 0) {
     tail = pages_.find(message.tail.slot, message.tail.generation);
     if (tail == nullptr || tail->state != PageState::sealed || !tail->keys.empty())
-      return refuse(Code::not_found);
+      return refuse(Code::invalid);
   }
   Source source;
   source.holder = holder;

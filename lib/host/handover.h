@@ -5,7 +5,7 @@
 // A source (A), one per request and attempt:
 //   state    event                                        next
 //   (none)   kv_handover, everything is sealed            opening; handover_open
-//   (none)   kv_handover, something is not                (none); kv_handed not_found
+//   (none)   kv_handover, something is not                (none); kv_handed invalid: no seat helps
 //   opening  handover_opened: ok                          sealed; handover_sealed
 //   opening  handover_opened: a code, or blocks missing   (none); kv_handed with it
 //   sealed   handover_ack                                 (none); kv_handed with its code

@@ -37,11 +37,11 @@ void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
       if (request->state == State::expecting || request->state == State::seated) {
         forget(request->handle);
       } else {
-        stop(*request, Code::cancelled);
+        stop(*request, Code::cancelled, now);
       }
       break;
     case wire::request_stop::number:
-      if (auto reason = message.as<wire::request_stop>()) stop(*request, static_cast<Code>(reason->reason));
+      if (auto reason = message.as<wire::request_stop>()) stop(*request, static_cast<Code>(reason->reason), now);
       break;
     case wire::request_kill::number: forget(request->handle); break;
     case wire::kv_expected::number:
@@ -312,7 +312,7 @@ void DecodeCore::advance_page(Request& request, Instant now) {
     }
   }
   if (count == 0) {
-    if (closing) end(request.handle);
+    if (closing) end(request.handle, now);
     return;
   }
   while (request.keys.size() < request.page_first + count) {
@@ -354,7 +354,7 @@ void DecodeCore::exported(Request& request, const Exported& page, Instant now) {
   advance_page(request, now);
 }
 
-void DecodeCore::stop(Request& request, Code code) {
+void DecodeCore::stop(Request& request, Code code, Instant now) {
   if (request.cancel_asked || request.state == State::closing) return;
   request.cancel_asked = true;
   request.cancel_code = code == Code::ok ? Code::cancelled : code;
@@ -362,7 +362,7 @@ void DecodeCore::stop(Request& request, Code code) {
   if (request.state == State::admitting && !request.seated.has_value()) return;  // so does the one after admission
   request.end_code = request.cancel_code;
   request.end_reason = "stopped";
-  end(request.handle);
+  end(request.handle, now);
 }
 
 void DecodeCore::finish(Request& request, Code code, std::string reason, Instant now) {
@@ -379,7 +379,7 @@ void DecodeCore::refuse(Handle handle, Code code, std::string reason) {
   forget(handle);
 }
 
-void DecodeCore::end(Handle handle) {
+void DecodeCore::end(Handle handle, Instant now) {
   const Request& request = requests_.at(handle);
   wire::request_done done;
   done.leg = static_cast<wire::U8>(wire::Leg::decode);
@@ -390,7 +390,7 @@ void DecodeCore::end(Handle handle) {
   done.computed_tokens = request.computed_tokens - std::min(request.computed_tokens, prompt);
   done.swapped_blocks = request.swapped_blocks;
   done.reason = request.end_reason;
-  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done));
+  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done, now));
   forget(handle);
 }
 
@@ -461,6 +461,7 @@ void DecodeCore::set_draining(bool draining) {
 }
 
 void DecodeCore::on_time(Instant now) {
+  for (wire::Envelope& again : endings_.due(now)) outgoing_.push_back(std::move(again));
   if (held_step_.has_value() && held_step_->ready_at <= now) apply_step(now);
   std::vector<Handle> lapsed;
   std::vector<Handle> pages;
@@ -475,7 +476,7 @@ void DecodeCore::on_time(Instant now) {
 }
 
 Instant DecodeCore::next_due() const {
-  Instant due = held_step_.has_value() ? held_step_->ready_at : instant_never;
+  Instant due = held_step_.has_value() ? std::min(held_step_->ready_at, endings_.next_due()) : endings_.next_due();
   for (const auto& [handle, request] : requests_) {
     if (request.state == State::expecting || request.state == State::seated) due = std::min(due, request.seat_until);
     if (request.page_state == PageState::opening) due = std::min(due, request.page_until);

@@ -107,7 +107,7 @@ class DecodeCore {
   void expected(Request& request, const wire::kv_expected& answer, Instant now);
   void seated(Request& request, wire::kv_seated answer, Instant now);
   void opened(Request& request, const wire::kv_opened& answer);
-  void stop(Request& request, Code code);
+  void stop(Request& request, Code code, Instant now);
   void row_done(Request& request, const engine::RowResult& row, Instant now,
                 std::map<std::string, std::pair<std::uint32_t, wire::token_batch>>& batches);
   void apply_step(Instant now);
@@ -116,7 +116,7 @@ class DecodeCore {
   void advance_page(Request& request, Instant now);
   void give_up_page(Request& request, Instant now);
   void finish(Request& request, Code code, std::string reason, Instant now);
-  void end(Handle handle);
+  void end(Handle handle, Instant now);
   void refuse(Handle handle, Code code, std::string reason);
   void forget(Handle handle);
   [[nodiscard]] Request* find(const wire::Scope& scope);

@@ -11,20 +11,32 @@ wire::Envelope ending_of_unknown(const wire::Envelope& stop, wire::Leg leg) {
 }
 
 wire::Envelope Endings::add(const std::string& router, std::uint32_t generation, const wire::Scope& scope,
-                            const wire::request_done& done) {
+                            const wire::request_done& done, Instant now) {
   const Name name{router, scope.request, scope.attempt};
-  wire::Envelope envelope = wire::Envelope::make(router, generation, scope, done);
   erase(name);
   if (kept_.size() >= endings_max) {
     const Name oldest = by_age_.begin()->second;
     erase(oldest);
     ++dropped_;
   }
-  kept_.emplace(name, envelope);
-  by_age_.emplace(next_age_, name);
-  ages_.emplace(name, next_age_);
-  ++next_age_;
-  return envelope;
+  const Kept kept{wire::Envelope::make(router, generation, scope, done), next_age_++, now + ending_again};
+  kept_.emplace(name, kept);
+  by_age_.emplace(kept.age, name);
+  again_.emplace(std::pair(kept.again, kept.age), name);
+  return kept.message;
+}
+
+std::vector<wire::Envelope> Endings::due(Instant now) {
+  std::vector<wire::Envelope> out;
+  while (!again_.empty() && again_.begin()->first.first <= now) {
+    const Name name = again_.begin()->second;
+    again_.erase(again_.begin());
+    Kept& kept = kept_.at(name);
+    kept.again = now + ending_again;
+    again_.emplace(std::pair(kept.again, kept.age), name);
+    out.push_back(kept.message);
+  }
+  return out;
 }
 
 void Endings::acknowledge(const std::string& router, const wire::Scope& scope) {
@@ -33,8 +45,8 @@ void Endings::acknowledge(const std::string& router, const wire::Scope& scope) {
 
 void Endings::forget(const std::string& router) {
   std::vector<Name> gone;
-  for (auto it = kept_.lower_bound(Name{router, RequestId{}, 0}); it != kept_.end() && std::get<0>(it->first) == router;
-       ++it) {
+  for (auto it = kept_.lower_bound(Name{router, RequestId{}, 0});
+       it != kept_.end() && std::get<0>(it->first) == router; ++it) {
     gone.push_back(it->first);
   }
   for (const Name& name : gone) erase(name);
@@ -42,19 +54,19 @@ void Endings::forget(const std::string& router) {
 
 std::vector<wire::Envelope> Endings::of(const std::string& router) const {
   std::vector<wire::Envelope> out;
-  for (auto it = kept_.lower_bound(Name{router, RequestId{}, 0}); it != kept_.end() && std::get<0>(it->first) == router;
-       ++it) {
-    out.push_back(it->second);
+  for (auto it = kept_.lower_bound(Name{router, RequestId{}, 0});
+       it != kept_.end() && std::get<0>(it->first) == router; ++it) {
+    out.push_back(it->second.message);
   }
   return out;
 }
 
 void Endings::erase(const Name& name) {
-  const auto age = ages_.find(name);
-  if (age == ages_.end()) return;
-  by_age_.erase(age->second);
-  ages_.erase(age);
-  kept_.erase(name);
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) return;
+  by_age_.erase(found->second.age);
+  again_.erase({found->second.again, found->second.age});
+  kept_.erase(found);
 }
 
 }  // namespace di::rank

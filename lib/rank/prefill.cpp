@@ -196,7 +196,7 @@ void PrefillCore::opened(Request& request, const wire::kv_opened& answer, Instan
     request.open_again = now + open_retry;
     return;
   }
-  if (answer.slots.size() != request.opening.size()) return end(request.handle, Code::invalid, "di-kvd granted other pages");
+  if (answer.slots.size() != request.opening.size()) return end(request.handle, Code::invalid, "di-kvd granted other pages", now);
   for (std::size_t i = 0; i < request.opening.size(); ++i) {
     Page& page = request.pages[request.opening[i]];
     page.slot = answer.slots[i];
@@ -331,7 +331,7 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
     if (found == requests_.end()) continue;
     Request& request = found->second;
     if (!exported.crcs) {
-      end(exported.handle, exported.crcs.error().code, exported.crcs.error().message);
+      end(exported.handle, exported.crcs.error().code, exported.crcs.error().message, now);
       continue;
     }
     for (Page& page : request.pages) {
@@ -355,7 +355,7 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
     const auto found = requests_.find(handle);
     if (found == requests_.end()) continue;
     // One that goes on for a while ends with its next token; here there is none after the first.
-    if (over || found->second.has_token) end(handle, found->second.cancel_code, "stopped");
+    if (over || found->second.has_token) end(handle, found->second.cancel_code, "stopped", now);
   }
   double tokens = 0;
   double context = 0;
@@ -400,7 +400,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
       request.swapped_blocks = row.swapped_blocks;
       break;
   }
-  if (row.has_token && request.cancel_asked) return end(request.handle, request.cancel_code, "stopped");
+  if (row.has_token && request.cancel_asked) return end(request.handle, request.cancel_code, "stopped", now);
   if (row.has_token) {
     request.has_token = true;
     request.token = row.token;
@@ -420,7 +420,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
     advance_sealing(request, now);
     return;
   }
-  if (row.finish == engine::Finish::cancelled) return end(request.handle, request.cancel_code, "stopped");
+  if (row.finish == engine::Finish::cancelled) return end(request.handle, request.cancel_code, "stopped", now);
   wire::prefill_progress progress;
   progress.left_us = static_cast<wire::U64>(
       cost_.predict_prompt_us(known_tokens(request), request.computed_tokens, options_.chunk_tokens));
@@ -441,7 +441,7 @@ void PrefillCore::advance_sealing(Request& request, Instant now) {
   request.in_engine = false;
   pool_taken_ -= pool_by_request_.at(request.handle);
   pool_by_request_.erase(request.handle);
-  if (request.finish != engine::Finish::none) return end(request.handle, Code::ok, "");
+  if (request.finish != engine::Finish::none) return end(request.handle, Code::ok, "", now);
   request.state = State::waiting;
   if (request.target.has_value()) hand_over(request, now);
 }
@@ -466,9 +466,13 @@ void PrefillCore::hand_over(Request& request, Instant now) {
   to_kvd(request.scope, handover);
 }
 
-void PrefillCore::handed(Request& request, const wire::kv_handed& answer, Instant) {
+void PrefillCore::handed(Request& request, const wire::kv_handed& answer, Instant now) {
   if (request.state != State::handing || answer.seat != request.handing->seat) return;
-  if (answer.code == 0) return end(request.handle, Code::ok, "");
+  if (answer.code == 0) return end(request.handle, Code::ok, "", now);
+  // The pages are not there: no other seat would help.
+  if (answer.code == static_cast<wire::U16>(Code::invalid)) {
+    return end(request.handle, Code::invalid, "the pages of the hand-over are gone", now);
+  }
   // The router chooses: another target within the hold, or re-entry.
   request.state = State::waiting;
   request.target.reset();
@@ -480,12 +484,12 @@ void PrefillCore::handed(Request& request, const wire::kv_handed& answer, Instan
   to_router(request, lost);
 }
 
-void PrefillCore::stop(Request& request, Code code, Instant) {
+void PrefillCore::stop(Request& request, Code code, Instant now) {
   if (request.cancel_asked) return;
   request.cancel_asked = true;
   request.cancel_code = code == Code::ok ? Code::cancelled : code;
   // Outside the engine it ends here; inside, the next batch carries the cancel.
-  if (!request.in_engine && !request.admitting) end(request.handle, request.cancel_code, "stopped");
+  if (!request.in_engine && !request.admitting) end(request.handle, request.cancel_code, "stopped", now);
 }
 
 void PrefillCore::refuse(Handle handle, Code code, std::string reason) {
@@ -494,7 +498,7 @@ void PrefillCore::refuse(Handle handle, Code code, std::string reason) {
   forget(handle);
 }
 
-void PrefillCore::end(Handle handle, Code code, std::string reason) {
+void PrefillCore::end(Handle handle, Code code, std::string reason, Instant now) {
   const Request& request = requests_.at(handle);
   wire::request_done done;
   done.leg = static_cast<wire::U8>(wire::Leg::prefill);
@@ -505,7 +509,7 @@ void PrefillCore::end(Handle handle, Code code, std::string reason) {
       request.computed_tokens - std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
   done.swapped_blocks = request.swapped_blocks;
   done.reason = std::move(reason);
-  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done));
+  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done, now));
   forget(handle);
 }
 
@@ -548,14 +552,14 @@ void PrefillCore::on_router_lost(const std::string& router, Instant) {
   for (const Handle handle : gone) forget(handle);
 }
 
-void PrefillCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant) {
+void PrefillCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant now) {
   if (kvd == kvd_ && generation == kvd_generation_) return;
   // The old arena is gone, and with it every page, pin and grant: the requests cannot be handed over.
   kvd_.clear();
   kv_releases_.clear();
   std::vector<Handle> gone;
   for (const auto& [handle, request] : requests_) gone.push_back(handle);
-  for (const Handle handle : gone) end(handle, Code::unreachable, "the host's di-kvd is away");
+  for (const Handle handle : gone) end(handle, Code::unreachable, "the host's di-kvd is away", now);
   kvd_ = kvd;
   kvd_generation_ = generation;
   credits_.touch();
@@ -567,6 +571,7 @@ void PrefillCore::set_draining(bool draining) {
 }
 
 void PrefillCore::on_time(Instant now) {
+  for (wire::Envelope& again : endings_.due(now)) outgoing_.push_back(std::move(again));
   if (held_step_.has_value() && held_step_->ready_at <= now) apply_step(now);
   std::vector<std::pair<Handle, std::string>> timed_out;
   for (auto& [handle, request] : requests_) {
@@ -591,13 +596,13 @@ void PrefillCore::on_time(Instant now) {
     if (requests_.at(handle).state == State::opening) {
       refuse(handle, Code::busy, reason);
     } else {
-      end(handle, Code::timeout, reason);
+      end(handle, Code::timeout, reason, now);
     }
   }
 }
 
 Instant PrefillCore::next_due() const {
-  Instant due = held_step_.has_value() ? held_step_->ready_at : instant_never;
+  Instant due = held_step_.has_value() ? std::min(held_step_->ready_at, endings_.next_due()) : endings_.next_due();
   for (const auto& [handle, request] : requests_) {
     if (!request.opening.empty()) due = std::min(due, request.open_again);
     if (request.state == State::fetching) due = std::min(due, request.fetch_until);

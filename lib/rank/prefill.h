@@ -137,7 +137,7 @@ class PrefillCore {
   void truncate(Request& request, std::uint32_t blocks, Instant now);
   void advance_sealing(Request& request, Instant now);
   void hand_over(Request& request, Instant now);
-  void end(Handle handle, Code code, std::string reason);
+  void end(Handle handle, Code code, std::string reason, Instant now);
   void refuse(Handle handle, Code code, std::string reason);
   void forget(Handle handle);
   [[nodiscard]] Request* find(const wire::Scope& scope);

@@ -305,6 +305,12 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         }
         if (!is_from(message, flight->prefill) || refused->bind != flight->prefill.bind) break;
         note(*flight, "refused", "rank=" + flight->prefill.rank.text() + " reason=" + refused->reason, now);
+        if (flight->started) {
+          // The answer about the hand-over was lost, not the hand-over: nobody needs the pages any more.
+          send(flight->prefill.rank.instance, flight->prefill.generation, scope_of(*flight, flight->prefill.rank.rank),
+               wire::request_stop{static_cast<wire::U16>(Code::stale)});
+          break;
+        }
         if (flight->prefill_token) {  // the hand-over failed, the pages are still held
           if (flight->decode.open) {
             send(flight->decode.rank.instance, flight->decode.generation, scope_of(*flight, flight->decode.rank.rank),

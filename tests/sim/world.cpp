@@ -290,6 +290,11 @@ bool World::send(std::size_t from, const wire::Envelope& message) {
   if (!link.side[mine].up || link.broken) return false;
   if (message.peer_generation != 0 && message.peer_generation != link.side[mine].peer.generation)
     return false;
+  if (drops && drops(message.number)) {
+    say("lost: " + std::string(wire::message_name(message.number)) + " " +
+        message.scope.request.text().substr(0, 4));
+    return true;
+  }
   Side& theirs = link.side[1 - mine];
   // Mostly quick, now and then slow enough for others to overtake.
   const Duration latency = rng.chance(0.05) ? random_time(milliseconds(3), milliseconds(80))

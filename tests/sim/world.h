@@ -105,6 +105,9 @@ class World {
   // Sees every message when it is sent and when it has been taken; may kill, cut and stop.
   std::function<void(std::size_t from, std::size_t to, std::uint16_t number, bool taken)> watch;
 
+  // Asked about every message: true when it is lost, alone, while its connection stays.
+  std::function<bool(std::uint16_t number)> drops;
+
   // ---- arena sockets
 
   // 0 when the host does not listen.

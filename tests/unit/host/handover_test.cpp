@@ -125,17 +125,17 @@ TEST_F(HandoverTest, TheSeatOfAnotherAttemptIsNotOurs) {
 TEST_F(HandoverTest, OnlySealedPagesAndTheOwnTailAreHandedOver) {
   expected(8);
   say(prefill, scope, handover(8));
-  EXPECT_EQ(handed(), Code::not_found);  // nothing is there
+  EXPECT_EQ(handed(), Code::invalid);  // nothing is there
   prefilled();
   wire::kv_handover foreign = handover(8);
   wire::Scope other = scope;
   other.request = test_request(2);
   say(prefill, other, foreign);
-  EXPECT_EQ(handed(), Code::not_found);  // the tail belongs to another request
+  EXPECT_EQ(handed(), Code::invalid);  // the tail belongs to another request
   wire::kv_handover stale = handover(8);
   ++stale.tail.generation;
   say(prefill, scope, stale);
-  EXPECT_EQ(handed(), Code::not_found);
+  EXPECT_EQ(handed(), Code::invalid);
   say(prefill, scope, handover(8));
   EXPECT_EQ(handed(), Code::ok);
 }

@@ -5,6 +5,8 @@
 namespace di::rank {
 namespace {
 
+constexpr Instant now{1'000'000'000};
+
 wire::Scope scope(std::uint32_t number, std::uint16_t attempt = 1) {
   RequestId id;
   put_le<std::uint32_t>(id.raw.data(), number);
@@ -15,7 +17,7 @@ TEST(Endings, AreKeptUntilTheirRouterAcknowledges) {
   Endings endings;
   wire::request_done done;
   done.next_index = 9;
-  const wire::Envelope said = endings.add("r0", 4, scope(1), done);
+  const wire::Envelope said = endings.add("r0", 4, scope(1), done, now);
   EXPECT_EQ(said.peer, "r0");
   EXPECT_EQ(said.as<wire::request_done>()->next_index, 9U);
   endings.acknowledge("r1", scope(1));     // another router
@@ -27,11 +29,27 @@ TEST(Endings, AreKeptUntilTheirRouterAcknowledges) {
   EXPECT_EQ(endings.count(), 0U);
 }
 
+TEST(Endings, ADroppedEndingWasNeverSaidAgain) {
+  Endings endings;
+  EXPECT_EQ(endings.next_due(), instant_never);
+  endings.add("r0", 1, scope(1), {}, now);
+  endings.add("r0", 1, scope(2), {}, now + seconds(1));
+  EXPECT_EQ(endings.next_due(), now + ending_again);
+  EXPECT_TRUE(endings.due(now + seconds(4)).empty());
+  ASSERT_EQ(endings.due(now + ending_again).size(), 1U);
+  EXPECT_EQ(endings.next_due(), now + seconds(1) + ending_again);
+  endings.acknowledge("r0", scope(2));
+  EXPECT_EQ(endings.next_due(), now + 2 * ending_again);
+  EXPECT_EQ(endings.due(now + 2 * ending_again)[0].scope, scope(1));
+  endings.forget("r0");
+  EXPECT_EQ(endings.next_due(), instant_never);
+}
+
 TEST(Endings, ALostRouterTakesItsOwn) {
   Endings endings;
-  endings.add("r0", 1, scope(1), {});
-  endings.add("r0", 1, scope(2), {});
-  endings.add("r1", 1, scope(3), {});
+  endings.add("r0", 1, scope(1), {}, now);
+  endings.add("r0", 1, scope(2), {}, now);
+  endings.add("r1", 1, scope(3), {}, now);
   endings.forget("r0");
   EXPECT_TRUE(endings.of("r0").empty());
   EXPECT_EQ(endings.of("r1").size(), 1U);
@@ -39,7 +57,7 @@ TEST(Endings, ALostRouterTakesItsOwn) {
 
 TEST(Endings, TheOldestGoesAboveTheBound) {
   Endings endings;
-  for (std::uint32_t i = 0; i <= endings_max; ++i) endings.add("r0", 1, scope(i), {});
+  for (std::uint32_t i = 0; i <= endings_max; ++i) endings.add("r0", 1, scope(i), {}, now);
   EXPECT_EQ(endings.count(), endings_max);
   EXPECT_EQ(endings.dropped(), 1U);
   endings.acknowledge("r0", scope(0));  // that one is gone already
@@ -48,10 +66,10 @@ TEST(Endings, TheOldestGoesAboveTheBound) {
 
 TEST(Endings, SaidAgainTheNewerCountsStay) {
   Endings endings;
-  endings.add("r0", 1, scope(1), {});
+  endings.add("r0", 1, scope(1), {}, now);
   wire::request_done newer;
   newer.next_index = 5;
-  endings.add("r0", 1, scope(1), newer);
+  endings.add("r0", 1, scope(1), newer, now);
   ASSERT_EQ(endings.count(), 1U);
   EXPECT_EQ(endings.of("r0")[0].as<wire::request_done>()->next_index, 5U);
 }

@@ -460,6 +460,14 @@ TEST_F(PrefillTest, AFailedHandOverIsToldAndTriedElsewhere) {
   expect_end(Code::ok);
 }
 
+TEST_F(PrefillTest, PagesThatNeverArrivedWereOfferedToSeatAfterSeat) {
+  wait(one, 18);
+  from_router(one, target_of(6));
+  from_kvd(one, wire::kv_handed{6, static_cast<wire::U16>(Code::invalid)});
+  EXPECT_FALSE(heard<wire::prefill_refused>());
+  expect_end(Code::invalid);
+}
+
 TEST_F(PrefillTest, ASeatOfTheSameNumberElsewhereWasTakenForTheSame) {
   wait(one, 18);
   from_router(one, target_of(6, "di-decode.0"));

@@ -514,6 +514,19 @@ TEST_F(RouterTest, AFailedHandOverAsksForAnotherSeat) {
   EXPECT_EQ(attempt(id), 1);
 }
 
+TEST_F(RouterTest, ALostAnswerAboutTheHandOverStoppedARunningRequest) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  say(decode0, scope(id), wire::decode_started{5, 4});
+  say(prefill0, scope(id),
+      wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  EXPECT_EQ(count<wire::seat_release>(), 0);
+  EXPECT_TRUE(heard<wire::request_stop>(prefill0));
+  done(prefill0, id, Code::stale);
+  EXPECT_EQ(attempt(id), 1);
+  EXPECT_EQ(state(id), FlightState::decoding);
+}
+
 TEST_F(RouterTest, ASeatLostAfterTheHandOverReenters) {
   const RequestId id = seated();
   token(prefill0, id, 0);
