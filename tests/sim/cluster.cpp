@@ -430,8 +430,9 @@ class Cluster {
     ambush.taken = rng.chance(0.5);
     ambush.sender = rng.chance(0.5);
     ambush.kind = rng.below(100);
-    ambush.away = rng.chance(0.8) ? world_.random_time(milliseconds(20), milliseconds(500))
-                                  : world_.random_time(seconds(3), seconds(5));
+    ambush.away = ambush.kind >= 80 || rng.chance(0.2)
+                      ? world_.random_time(milliseconds(3200), seconds(5))
+                      : world_.random_time(milliseconds(20), milliseconds(500));
     ambushes_.push_back(ambush);
     world_.watch = [this](std::size_t from, std::size_t to, std::uint16_t message, bool taken) {
       for (Ambush& waiting : ambushes_) {
@@ -445,14 +446,14 @@ class Cluster {
   void spring(const Ambush& ambush, std::size_t from, std::size_t to) {
     std::size_t victim = ambush.sender ? from : to;
     if (victim == router_) victim = victim == from ? to : from;  // the router stays
-    if (ambush.kind < 65) {
+    if (ambush.kind < 60) {
       // Not in the middle of its own event.
       world_.after(Duration(0), [this, victim, away = ambush.away] {
         if (!world_.alive(victim)) return;
         world_.kill(victim);
         world_.after(away, [this, victim] { world_.start(victim); });
       });
-    } else if (ambush.kind < 85) {
+    } else if (ambush.kind < 80) {
       world_.cut(from, to, milliseconds(50));
     } else {
       world_.freeze(ambush.sender ? from : to, ambush.away);

@@ -520,7 +520,9 @@ Instant RankNode<Core>::turn() {
     if (auto next = core_->next_batch(world_.now())) {
       busy_ = true;
       const auto batch = std::make_shared<rank::Batch>(*std::move(next));
-      const Duration took = world_.random_time(microseconds(200), milliseconds(6));
+      // Now and then long enough for everybody else to lose this rank, its router or its patience.
+      const Duration took = world_.rng.chance(0.04) ? world_.random_time(milliseconds(50), milliseconds(900))
+                                                    : world_.random_time(microseconds(200), milliseconds(6));
       world_.after(process_, took, [this, batch, arena = arena_, took] {
         const auto done = std::make_shared<rank::BatchDone>(
             rank::carry_out(std::move(*batch), arena, *engine_, world_.clock));
