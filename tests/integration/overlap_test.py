@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import Fleet, main, words  # noqa: E402
+from fleet import Fleet, chat_cached, main, words  # noqa: E402
 
 DELAY_MS = 60
 
@@ -13,6 +13,7 @@ def prepared(fleet, seed):
     """Caches about 2,000 tokens and returns a prompt that continues them with as many new ones."""
     head = words(2000, seed=seed)
     fleet.chat(head, temperature=0, max_tokens=2)
+    chat_cached(fleet, head, 1500, temperature=0, max_tokens=2)
     # The end of the user's turn differs, so the hit is the head's full blocks.
     return head + " " + words(2000, seed=seed + 1)
 

@@ -241,6 +241,21 @@ class Fleet:
             connection.close()
 
 
+def chat_cached(fleet, prompt, at_least, **fields):
+    """The same request until so many tokens of it are cached: the directory learns of a page a moment after
+    the answer that made it.  Every try must say the same."""
+    texts = set()
+
+    def hit():
+        reply = fleet.chat(prompt, **fields)
+        assert reply.status == 200, reply.error
+        texts.add(reply.text)
+        return reply if reply.cached() >= at_least else None
+    reply = wait_for(hit, f"{at_least} cached tokens")
+    assert len(texts) == 1, texts
+    return reply
+
+
 def words(count, seed=1):
     """A prompt of about `count` tokens of the demo tokenizer, the same for the same seed."""
     import random
