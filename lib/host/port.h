@@ -34,13 +34,7 @@ struct Due {
   void sooner_liveness(Instant at) { liveness = std::min(liveness, at); }
 };
 
-// One start of an instance.
-struct Peer {
-  std::string instance;
-  std::uint32_t generation = 0;
-
-  friend auto operator<=>(const Peer&, const Peer&) = default;
-};
+using wire::Peer;
 
 // What a peer is to this host; follows from program and role of its Member.
 enum class PeerKind : std::uint8_t { router, meta, store, host, rank, other };

@@ -38,13 +38,7 @@
 
 namespace di::store {
 
-// One start of an instance.
-struct Peer {
-  std::string instance;
-  std::uint32_t generation = 0;
-
-  friend auto operator<=>(const Peer&, const Peer&) = default;
-};
+using wire::Peer;
 
 struct ServerCounters {
   std::uint64_t reads = 0;  // transfers ended well

@@ -2,6 +2,7 @@
 // simulator handle it.  Shells fill in the rest of the header (net/peer).
 #pragma once
 
+#include <compare>
 #include <string>
 
 #include "wire/codec.h"
@@ -16,6 +17,14 @@ struct Scope {
   U32 deadline_ms = 0;  // remaining; 0 = none
 
   bool operator==(const Scope&) const = default;
+};
+
+// One start of an instance.
+struct Peer {
+  std::string instance;
+  U32 generation = 0;
+
+  friend auto operator<=>(const Peer&, const Peer&) = default;
 };
 
 struct Envelope {
