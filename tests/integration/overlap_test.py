@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import Fleet, chat_cached, main, words  # noqa: E402
+from fleet import PATIENT_MATCH, Fleet, chat_hit, main, words  # noqa: E402
 
 DELAY_MS = 60
 
@@ -13,7 +13,7 @@ def prepared(fleet, seed):
     """Caches about 2,000 tokens and returns a prompt that continues them with as many new ones."""
     head = words(2000, seed=seed)
     fleet.chat(head, temperature=0, max_tokens=2)
-    chat_cached(fleet, head, 1500, temperature=0, max_tokens=2)
+    chat_hit(fleet, head, 1500, temperature=0, max_tokens=2)
     # The end of the user's turn differs, so the hit is the head's full blocks.
     return head + " " + words(2000, seed=seed + 1)
 
@@ -28,7 +28,7 @@ def swap_in(fleet, seed):
 
 
 def layer_group_0_computes_before_the_last_group_arrived():
-    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", "di-prefill:kv.swap_wait=1s"]) as fleet:
+    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", "di-prefill:kv.swap_wait=1s", PATIENT_MATCH]) as fleet:
         _, rows, spans = swap_in(fleet, 10)
         swaps = [s for s in spans if s["event"] == "swap_in"]
         computes = [s for s in spans if s["event"] == "compute"]
@@ -43,8 +43,8 @@ def layer_group_0_computes_before_the_last_group_arrived():
 def overlap_saves_the_transfer():
     def first_token_us(overlap, seed):
         value = "true" if overlap else "false"
-        with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", f"di-prefill:kv.overlap={value}",
-                              "di-prefill:kv.swap_wait=1s"]) as fleet:
+        with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", f"di-prefill:kv.overlap={value}", PATIENT_MATCH,
+                              "di-prefill:kv.swap_wait=1s", PATIENT_MATCH]) as fleet:
             reply, rows, _ = swap_in(fleet, seed)
             bound = next(r["at_us"] for r in rows if r["event"] == "bound")
             token = next(r["at_us"] for r in rows if r["event"] == "token")
@@ -58,7 +58,7 @@ def overlap_saves_the_transfer():
 
 
 def a_stalled_fetch_does_not_stop_others():
-    with Fleet(overrides=["di-kvd.host0:kv.fetch_delay_ms=400", "di-prefill:kv.swap_wait=5ms"]) as fleet:
+    with Fleet(overrides=["di-kvd.host0:kv.fetch_delay_ms=400", "di-prefill:kv.swap_wait=5ms", PATIENT_MATCH]) as fleet:
         prompt = prepared(fleet, 30)
         import threading
         done = []
