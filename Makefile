@@ -13,7 +13,7 @@ FUZZERS  := $(addprefix fuzz_,$(notdir $(patsubst %/,%,$(dir $(wildcard tests/fu
 STEADY   = $(if $(filter tsan,$(MODE)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
 
 .NOTPARALLEL:
-.PHONY: all serve check bench fuzz golden man lint install clean help configure packages
+.PHONY: all serve check bench gpu-check fuzz golden man lint install clean help configure packages
 
 all: configure                  ## the programs, into build/bin
 	ninja -C $(BUILD) -j $(JOBS) $(PROGRAMS)
@@ -35,6 +35,11 @@ bench: configure                ## what one core does: the engine, and the HTTP 
 	ninja -C $(BUILD) -j $(JOBS) engine_bench http_bench
 	$(BUILD)/bin/engine_bench
 	$(BUILD)/bin/http_bench
+
+gpu-check: configure            ## what needs a GPU: its kernels against the reference, and their speed
+	@ninja -C $(BUILD) -t query gpu_kernels >/dev/null 2>&1 || { echo "SKIP: built without CUDA"; exit 0; }; \
+	ninja -C $(BUILD) -j $(JOBS) gpu_kernels gather_bench && \
+	$(BUILD)/bin/gpu_kernels && $(BUILD)/bin/gather_bench
 
 fuzz: MODE = fuzz
 fuzz: configure                 ## RUNS=1000000 mutations for each decoder of outside bytes
