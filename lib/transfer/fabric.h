@@ -18,10 +18,12 @@
 // connection, once, within ticket_life, for the peer it was given to.  With `seal` every frame is
 // AES-256-GCM under the ticket's key.  A failed dial is followed by a pause that doubles up to
 // dial_pause_max; operations that wait for longer than dial_wait end as unreachable, at once for a peer
-// that is in its pause.
+// whose last dial failed.  Such a peer is tried again after each pause (want_ticket) as long as somebody
+// asked for it within dial_interest, so that no operation has to find out that it is back.  An operation
+// that is not done within op_wait ends as timeout.
 //
-// Owner: the loop thread, where every event is called too.  Bounds: peers_max, ops_max and queue_bytes_max a peer,
-// exposures_max, tickets_max.
+// Owner: the loop thread, where every event is called too, never from inside a call.  Bounds: peers_max,
+// ops_max and queue_bytes_max a peer, exposures_max, exposed_slots_max, tickets_max (see exposure.h).
 #pragma once
 
 #include <array>
@@ -43,6 +45,10 @@ inline constexpr Duration ticket_life = seconds(5);
 inline constexpr Duration dial_wait = seconds(3);
 inline constexpr Duration dial_pause_min = milliseconds(200);
 inline constexpr Duration dial_pause_max = seconds(10);
+inline constexpr Duration dial_interest = seconds(60);
+inline constexpr Duration op_wait = seconds(30);
+inline constexpr std::size_t ops_max = 4096;                  // a peer
+inline constexpr std::uint64_t queue_bytes_max = 1ull << 30;  // a peer; one operation may be larger
 inline constexpr std::size_t ticket_bytes = 16;
 inline constexpr std::size_t seal_key_bytes = 32;
 
@@ -97,8 +103,9 @@ struct FabricCounters {
   std::uint64_t refused_transfer = 0;  // not exposed to this peer, or in the other direction
   std::uint64_t refused_stale = 0;     // slot generation
   std::uint64_t refused_bounds = 0;
-  std::uint64_t refused_seal = 0;  // a frame whose tag is wrong; ends the connection
-  std::uint64_t malformed = 0;     // ends the connection
+  std::uint64_t refused_seal = 0;         // a frame whose tag is wrong; ends the connection
+  std::uint64_t malformed = 0;            // ends the connection
+  std::uint64_t refused_connections = 0;  // too many, or no ticket shown in time
 };
 
 struct FabricGauges {
@@ -129,7 +136,8 @@ class Fabric {
   virtual Status expose(const Peer& to, TransferId transfer, Access access, std::vector<SlotName> slots) = 0;
   // Errors: not_found.
   virtual Status extend(const Peer& to, TransferId transfer, std::vector<SlotName> slots) = 0;
-  // `concealed` follows, from a later turn of the loop, exactly once; at once for one that is not exposed.
+  // `concealed` follows, from a later turn of the loop, once per exposure, however often this is called
+  // meanwhile; the next turn for one that is not exposed.
   virtual void conceal(const Peer& to, TransferId transfer) = 0;
   // A ticket for `to`.  Errors: busy (tickets_max).
   virtual Result<Ticket> grant(const Peer& to, bool seal) = 0;
