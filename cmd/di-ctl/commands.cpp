@@ -7,6 +7,7 @@
 #include "daemon/control.h"
 #include "daemon/exit.h"
 #include "fleet.h"
+#include "keygen.h"
 #include "output.h"
 
 namespace di::ctl {
@@ -34,6 +35,7 @@ constexpr Command table[] = {
     {"reload", "", Scope::each, "read the configuration again"},
     {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},
     {"clock advance", "MS", Scope::each, "move product time (clock.manual) and run what becomes due"},
+    {"keygen", "INSTANCE [FOLDER]", Scope::local, "make the keys of an instance; nothing needs to run"},
     {"fleet", "CONFDIR", Scope::local, ""},
     {"ready", "ADDRESS", Scope::local, ""},
 };
@@ -229,6 +231,7 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
                  std::string(command->arguments));
   }
   if (command->scope == Scope::local) {
+    if (words.front() == "keygen") return make_keys(words[1], words.size() > 2 ? words[2] : ".");
     return words.front() == "fleet" ? print_fleet(words[1]) : probe_ready(words[1]);
   }
 

@@ -15,7 +15,7 @@ enum class Scope : std::uint8_t {
   each,   // every instance, or the one of -d; those that do not know it are passed over
   first,  // every instance until one knows the answer
   named,  // the instance its last word names
-  local,  // nobody: di-ctl itself, for scripts/di-up
+  local,  // nobody: di-ctl itself
 };
 
 struct Command {

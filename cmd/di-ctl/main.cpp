@@ -1,8 +1,8 @@
 // di-ctl: asks and steers the daemons of a fleet over their control sockets (RUNDIR/INSTANCE.ctl).
 //
-// Keeps no state and opens nothing but those sockets.  Rows of the answers are generic, so a daemon
-// can list something new without a change here.  For scripts/di-up it also reads fleet.toml and asks
-// a router whether it serves.
+// Keeps no state.  Rows of the answers are generic, so a daemon
+// can list something new without a change here.  It also makes keys, and for scripts/di-up it reads
+// fleet.toml and asks a router whether it serves.
 // See di-ctl(8).
 #include <signal.h>
 #include <unistd.h>

@@ -187,6 +187,9 @@ void Service::registered(const net::Incoming& in, const wire::meta_register& mes
   if (peer != nullptr && peer->instance != message.self.instance) {
     return refuse(Code::invalid, "the connection belongs to " + peer->instance);
   }
+  if (const Status may = endpoint_.may_register(in.from, message.self); !may) {
+    return refuse(may.error().code, may.error().message);
+  }
   const auto admission = membership_.judge(message);
   if (!admission) return refuse(admission.error().code, admission.error().message);
   if (admission->row_changed) {

@@ -138,6 +138,9 @@ struct Row {
   std::function<Status(const Value&)> set;
   std::function<std::string()> print;  // the present value as TOML text
   bool given = false;                  // by the file or an override
+  // Where the present value was given, for checks over several rows: "FILE:LINE:COLUMN", "-o ASSIGNMENT",
+  // or empty for the default.
+  std::string at;
 };
 
 class Params;

@@ -23,8 +23,9 @@ struct Problem {
 
 class Reader {
  public:
-  // `folder` ends in a slash or is empty: where relative paths in the text begin.
-  explicit Reader(std::string folder) : folder_(std::move(folder)) {}
+  // `name` is what positions are reported against; relative paths in the text begin in its folder.
+  explicit Reader(std::string_view name)
+      : name_(name), folder_(name.substr(0, name.rfind('/') == std::string_view::npos ? 0 : name.rfind('/') + 1)) {}
 
   void table(Params& params, const toml::table& from, const std::string& prefix) {
     for (auto&& [key, node] : from) {
@@ -64,6 +65,8 @@ class Reader {
       return;
     }
     row.given = true;
+    const toml::source_position begin = node.source().begin;
+    row.at = name_ + ":" + std::to_string(begin.line) + ":" + std::to_string(begin.column);
     if (std::string* text = row.is_path ? std::get_if<std::string>(&*given) : nullptr) {
       if (!text->empty() && text->front() != '/') text->insert(0, folder_);
     }
@@ -116,17 +119,18 @@ class Reader {
     problems_.push_back({where.begin.line, where.begin.column, std::move(text)});
   }
 
-  const std::string folder_;
+  const std::string name_;
+  const std::string folder_;  // ends in a slash or is empty
   std::vector<Problem> problems_;
 };
 
-std::vector<Problem> read_text(Params& params, std::string_view text, std::string folder) {
+std::vector<Problem> read_text(Params& params, std::string_view text, std::string_view name) {
   const toml::parse_result parsed = toml::parse(text);
   if (!parsed) {
     const toml::source_position at = parsed.error().source().begin;
     return {{at.line, at.column, std::string(parsed.error().description())}};
   }
-  Reader reader(std::move(folder));
+  Reader reader(name);
   reader.table(params, parsed.table(), "");
   return reader.take();
 }
@@ -164,10 +168,8 @@ Value textual(const Row& row, std::string_view text) {
 }  // namespace
 
 std::vector<std::string> parse_text(Params& params, std::string_view text, std::string_view name) {
-  const std::size_t slash = name.rfind('/');
-  const std::string folder(name.substr(0, slash == std::string_view::npos ? 0 : slash + 1));
   std::vector<std::string> errors;
-  for (const Problem& problem : read_text(params, text, folder)) {
+  for (const Problem& problem : read_text(params, text, name)) {
     errors.push_back(std::string(name) + ":" + std::to_string(problem.line) + ":" +
                      std::to_string(problem.column) + ": " + problem.text);
   }
@@ -195,10 +197,12 @@ std::vector<std::string> parse_override(Params& params, std::string_view assignm
   if (is_textual(*row) && !text.starts_with('"') && !text.starts_with('\'') && !text.starts_with('[')) {
     row->given = true;
     const Status status = row->set(textual(*row, text));
+    row->at = name;
     if (!status.ok()) return {name + ": " + status.error().message};
     return {};
   }
   const std::vector<Problem> problems = read_text(params, path + " = " + std::string(text) + "\n", "");
+  row->at = name;
   if (problems.empty()) return {};
   // A value that is no TOML at all gets the row's own words: `want an integer, got a string`.
   std::string message = problems.front().text;

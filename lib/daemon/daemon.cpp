@@ -125,6 +125,13 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
                  .help = "PROGRAM.NAME, unique in the fleet"});
   params.string("meta.endpoint", common.meta_endpoint,
                 {.help = "where di-meta listens; empty: ipc://RUNDIR/di-meta.0.sock"});
+  params.string("meta.public_key", common.meta_public_key,
+                {.check =
+                     [](const std::string& key) -> Status {
+                       if (key.empty() || net::is_key(key)) return {};
+                       return Error{Code::invalid, 0, "want a public key of 40 characters"};
+                     },
+                 .help = "public key of di-meta; needed with net.secret_key when meta.endpoint is TCP"});
   params.choice<LogLevel>(
       "log.level", common.log_level,
       {{LogLevel::error, "error"},
@@ -147,6 +154,17 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
                 {.help = "where other instances connect; empty: ipc://RUNDIR/INSTANCE.sock"});
   params.string("net.advertise", common.net_advertise,
                 {.help = "the address others are told; empty: what was bound"});
+  params.string("net.secret_key", common.net_secret_key,
+                {.path = true,
+                 .help = "file with the secret key of this instance, mode 0600, or folder of INSTANCE.secret; "
+                         "empty: no encryption"});
+  params.string("net.public_keys", common.net_public_keys,
+                {.reloadable = true,
+                 .path = true,
+                 .help = "file of the public keys that may talk to this instance; its contents are read again "
+                         "at each reload"});
+  params.boolean("net.insecure", common.net_insecure,
+                 {.help = "allow addresses beyond loopback without keys"});
   params.duration("drain.timeout", common.drain_timeout,
                   {.def = seconds(5),
                    .max = std::chrono::hours(24),
@@ -172,6 +190,41 @@ void load(Startup::Reading& reading, const Startup& startup) {
   more(config::check_required(reading.params, startup.file.empty() ? "configuration" : startup.file));
 }
 
+void load_keys(Startup::Reading& reading, const CommonConfig& common, std::string_view program) {
+  const auto wrong = [&](std::string_view path, const std::string& what) {
+    const config::Row* row = reading.params.find(path);
+    DI_ASSERT(row != nullptr);
+    reading.errors.push_back((row->at.empty() ? "default" : row->at) + ": " + row->path + ": " + what);
+  };
+  const bool keyed = !common.net_secret_key.empty();
+  if (keyed) {
+    Result<net::KeyPair> own = net::key_pair_read(common.net_secret_key, common.instance);
+    if (own) {
+      reading.own_keys = *std::move(own);
+    } else {
+      wrong("net.secret_key", own.error().message);
+    }
+    if (common.net_public_keys.empty()) wrong("net.secret_key", "needs net.public_keys: who may talk to us?");
+    if (common.net_insecure) wrong("net.insecure", "has no meaning with net.secret_key");
+  } else if (!common.net_public_keys.empty()) {
+    wrong("net.public_keys", "has no meaning without net.secret_key");
+  }
+  if (!common.net_public_keys.empty()) {
+    reading.public_keys = net::KeyRing::read(common.net_public_keys, reading.errors);
+  }
+  static constexpr std::string_view want = "without keys: set net.secret_key, or net.insecure in a closed network";
+  if (!common.net_bind.empty() && !net::is_local(common.net_bind) && !keyed && !common.net_insecure) {
+    wrong("net.bind", common.net_bind + " would serve other machines " + std::string(want));
+  }
+  if (program == "di-meta" || common.meta_endpoint.empty() || net::is_ipc(common.meta_endpoint)) return;
+  if (keyed && common.meta_public_key.empty()) {
+    wrong("meta.endpoint", common.meta_endpoint + " needs meta.public_key");
+  }
+  if (!keyed && !net::is_local(common.meta_endpoint) && !common.net_insecure) {
+    wrong("meta.endpoint", common.meta_endpoint + " would be used " + std::string(want));
+  }
+}
+
 void settle_configuration(const Startup& startup, const Startup::Reading& reading, bool check_only) {
   if (!reading.errors.empty()) exit_with_errors(startup.about.program, reading.errors);
   if (!check_only) return;
@@ -187,8 +240,8 @@ struct Daemon::Impl {
         running(s.read()),
         common(s.common),
         loop(options_of(*this)),
-        transport(net::make_zmq_transport(loop)),
-        endpoint(loop, *transport, endpoint_options(s)),
+        transport(net::make_zmq_transport(loop, curve())),
+        endpoint(loop, *transport, endpoint_options()),
         drain(loop, loop::TimerKind::liveness, "drain timeout",
               [this] {
                 log_warn("daemon", "gave up waiting for what is left",
@@ -203,9 +256,21 @@ struct Daemon::Impl {
     if (impl.common.clock_manual) options.manual = &impl.manual_clock;
     return options;
   }
-  static net::Endpoint::Options endpoint_options(const Startup& startup) {
+  std::optional<net::Curve> curve() const {
+    if (!running.own_keys) return std::nullopt;
+    return net::Curve{*running.own_keys,
+                      [this](std::string_view key) { return running.public_keys.may_be(key, ""); }};
+  }
+  net::Endpoint::Options endpoint_options() const {
     net::Endpoint::Options options;
     options.accept_unregistered = startup.accept_unregistered;
+    if (!running.own_keys) return options;
+    options.may_be = [this](std::string_view key, std::string_view instance) {
+      return running.public_keys.may_be(key, instance);
+    };
+    if (!common.meta_endpoint.empty() && !net::is_ipc(common.meta_endpoint)) {
+      options.bootstrap_key = common.meta_public_key;
+    }
     return options;
   }
 
@@ -229,9 +294,24 @@ struct Daemon::Impl {
           net.dropped_unknown);
     count("di_net_send_failed_total", "messages that could not be sent", net.send_failed);
     count("di_net_peers_lost_total", "peers lost", net.peers_lost);
+    const net::TransportCounters& calls = transport->counters();
+    const auto refused = [&](std::string_view reason, const std::uint64_t& value) {
+      metrics.counter_from(
+          "di_net_refused_total", "callers refused", [&value] { return value; },
+          {{"reason", std::string(reason)}});
+    };
+    refused("key", calls.keys_refused);
+    refused("handshake", calls.handshakes_refused);
+    refused("name", net.names_refused);
+    refused("revoked", net.keys_revoked);
+    count("di_net_handshakes_failed_total", "connections of ours that the other side did not take",
+          calls.handshakes_failed);
+    count("di_net_dropped_refused_total", "messages on connections that were refused", calls.dropped_refused);
   }
 
   Status prepare(Daemon& daemon) {
+    // It was good when it was parsed; what was read here is what holds, keys among it.
+    if (!running.errors.empty()) return Error{Code::invalid, 0, running.errors.front()};
     Result<std::string> run_dir = make_run_dir(common.run_dir);
     if (!run_dir) return run_dir.error();
     common.run_dir = *run_dir;
@@ -309,6 +389,7 @@ struct Daemon::Impl {
     if (!fixed.empty()) return Error{Code::unsupported, 0, "needs a restart to change: " + fixed};
     DI_TRY(reload_program(fresh.config));
     running = std::move(fresh);
+    endpoint.recheck_keys();
     if (const config::Row* row = running.params.find("log.level")) {
       const std::string text = row->print();  // quoted
       if (const Result<LogLevel> level = log_level_parse(std::string_view(text).substr(1, text.size() - 2))) {
@@ -531,6 +612,9 @@ Result<std::string> Daemon::listen() {
     advertise = advertise.substr(0, advertise.size() - 1) + port_of(*bound);
   }
   impl_->bound = advertise;
+  if (!net::is_local(address) && !impl_->running.own_keys) {
+    log_warn("daemon", "messages are neither encrypted nor authenticated", {{"listen", *bound}});
+  }
   return advertise;
 }
 
@@ -542,6 +626,9 @@ net::Member Daemon::self_member() const {
   member.rack = impl_->common.net_rack;
   member.zone = impl_->common.net_zone;
   member.control = impl_->bound;
+  if (impl_->running.own_keys && !net::is_ipc(impl_->bound)) {
+    member.public_key = impl_->running.own_keys->public_key;
+  }
   return member;
 }
 

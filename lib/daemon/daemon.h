@@ -22,6 +22,7 @@
 #include <any>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,7 @@
 #include "daemon/faults.h"
 #include "daemon/metrics.h"
 #include "loop/loop.h"
+#include "net/keys.h"
 #include "net/meta_client.h"
 #include "net/peer.h"
 
@@ -50,6 +52,7 @@ struct CommonConfig {
   std::string run_dir;
   std::string instance;       // "di-kvd.host0"
   std::string meta_endpoint;  // empty: ipc://RUNDIR/di-meta.0.sock
+  std::string meta_public_key;
   LogLevel log_level = LogLevel::info;
   bool clock_manual = false;
   std::string fault_at;
@@ -59,6 +62,9 @@ struct CommonConfig {
   std::string net_zone;
   std::string net_bind;       // empty: ipc://RUNDIR/INSTANCE.sock
   std::string net_advertise;  // empty: what was bound
+  std::string net_secret_key;   // a file, or a folder with INSTANCE.secret; empty: no CURVE
+  std::string net_public_keys;  // a file
+  bool net_insecure = false;
   Duration drain_timeout{0};  // between the request to stop and giving up on what is left
 };
 void common_params(config::Params& params, CommonConfig& common, std::string_view program);
@@ -150,6 +156,8 @@ struct Startup {
     std::any config;
     config::Params params;
     std::vector<std::string> errors;
+    std::optional<net::KeyPair> own_keys;  // with net.secret_key
+    net::KeyRing public_keys;
   };
   std::function<Reading()> read;
 };
@@ -174,6 +182,8 @@ using Validate = Status (*)(const C&);
 
 // Reads flags, file and overrides; see the top.
 void load(Startup::Reading& reading, const Startup& startup);
+// Reads the key files and checks the rows about addresses together: what others can reach has keys.
+void load_keys(Startup::Reading& reading, const CommonConfig& common, std::string_view program);
 
 template <class C>
 Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(config::Params&, C&),
@@ -187,6 +197,7 @@ Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(co
     Startup::Reading reading;
     bind(reading.params, *config);
     load(reading, flags);
+    if (reading.errors.empty()) load_keys(reading, config->common, flags.about.program);
     if (reading.errors.empty() && validate != nullptr) {
       if (const Status status = validate(*config); !status.ok())
         reading.errors.push_back(status.error().message);

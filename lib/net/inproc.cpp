@@ -138,7 +138,8 @@ class InprocNetwork::End final : public Transport {
     return address;
   }
 
-  Result<ConnectionId> connect(const std::string& address) override {
+  // Nobody else is in a process: keys are not looked at.
+  Result<ConnectionId> connect(const std::string& address, const std::string&) override {
     const std::lock_guard lock(network_->mutex);
     const ConnectionId id = network_->next++;
     Impl::Connection& connection = network_->connections[id];
@@ -158,6 +159,10 @@ class InprocNetwork::End final : public Transport {
     const Impl::Connection& connection = found->second;
     network_->break_locked(id, {connection.client == number_ ? connection.server : connection.client});
   }
+
+  void refuse(ConnectionId id) override { close(id); }
+  [[nodiscard]] std::string peer_key(ConnectionId) const override { return {}; }
+  [[nodiscard]] const TransportCounters& counters() const override { return counters_; }
 
   Status send(ConnectionId id, std::span<const ByteView> frames) override {
     DI_ASSERT(!frames.empty() && frames.size() <= frames_max);
@@ -188,6 +193,7 @@ class InprocNetwork::End final : public Transport {
   std::shared_ptr<Impl> network_;
   std::shared_ptr<EndState> state_ = std::make_shared<EndState>();
   std::uint64_t number_ = 0;
+  const TransportCounters counters_;
 };
 
 InprocNetwork::InprocNetwork() : impl_(std::make_shared<Impl>()) {}

@@ -65,6 +65,7 @@ struct Endpoint::Impl {
     bool dead = false;         // incoming: given up; everything on it is answered `stale`
     PeerId peer = 0;           // outgoing: expected; incoming: from its hello; 0: unknown
     std::uint32_t generation = 0;
+    std::string instance;  // incoming: from its hello
     Instant last_heard;
   };
   struct Known {
@@ -73,6 +74,7 @@ struct Endpoint::Impl {
     ConnectionId link = 0;  // 0: none
     bool up = false;
     Instant retry_at;  // no new connection before
+    Duration pause = reconnect_after;
   };
 
   Impl(Endpoint& owner, loop::Loop& l, Transport& t, Options o)
@@ -193,12 +195,19 @@ struct Endpoint::Impl {
     const auto peer = known.find(link.peer);
     if (peer == known.end() || peer->second.link != connection) return;
     peer->second.link = 0;
-    peer->second.retry_at = loop.monotonic_now() + reconnect_after;
-    if (!retry.armed()) retry.start_after(reconnect_after);
+    const Instant again = put_off(peer->second);
+    if (!retry.armed() || retry.at() > again) retry.start_at(again);
     if (link.up)
       lost(peer->second, reason);
     else
       forget_unlisted(link.peer);
+  }
+
+  // Puts off the next connection; the pauses grow until the peer comes up.
+  Instant put_off(Known& peer) {
+    peer.retry_at = loop.monotonic_now() + peer.pause;
+    peer.pause = std::min(peer.pause * 2, reconnect_after_max);
+    return peer.retry_at;
   }
 
   void lost(Known& peer, std::string_view reason) {
@@ -242,6 +251,7 @@ struct Endpoint::Impl {
     link.last_heard = loop.monotonic_now();
     peer.link = link.id;
     peer.up = true;
+    peer.pause = reconnect_after;
     log_info("net", "peer up", {{"peer", peer.member.instance}, {"generation", peer.member.generation}});
     if (peer_up) {
       const Member member = peer.member;  // the handler may change the list
@@ -251,7 +261,7 @@ struct Endpoint::Impl {
 
   void open_bootstrap() {
     if (bootstrap_address.empty()) return;
-    Result<ConnectionId> connection = transport.connect(bootstrap_address);
+    Result<ConnectionId> connection = transport.connect(bootstrap_address, options.bootstrap_key);
     if (!connection) {
       log_error("net", "cannot connect", {{"address", bootstrap_address}, {"error", connection.error()}});
       return;
@@ -272,11 +282,11 @@ struct Endpoint::Impl {
         next = std::min(next, peer.retry_at);
         continue;
       }
-      Result<ConnectionId> connection = transport.connect(peer.member.control);
+      Result<ConnectionId> connection = open_member(peer.member);
       if (!connection) {
         log_warn("net", "cannot connect", {{"peer", peer.member.instance}, {"error", connection.error()}});
-        peer.retry_at = now + seconds(1);
-        next = std::min(next, peer.retry_at);
+        peer.pause = reconnect_after_max;
+        next = std::min(next, put_off(peer));
         continue;
       }
       Link& link = links[*connection];
@@ -287,6 +297,12 @@ struct Endpoint::Impl {
       peer.link = *connection;
     }
     if (next != instant_never) retry.start_at(next);
+  }
+  Result<ConnectionId> open_member(const Member& member) {
+    if (options.may_be && !member.public_key.empty() && !options.may_be(member.public_key, member.instance)) {
+      return Error{Code::denied, 0, "our net.public_keys does not have its key under this name"};
+    }
+    return transport.connect(member.control, member.public_key);
   }
   bool wants_connection(const Member& member) const {
     // di-meta is reached by the bootstrap connection.
@@ -450,6 +466,7 @@ struct Endpoint::Impl {
     }
     link.peer = header.sender;
     link.generation = header.sender_generation;
+    link.instance = message->instance;
     welcome(link.id);
   }
 
@@ -489,7 +506,14 @@ struct Endpoint::Impl {
     Link& link = found->second;
     const auto peer = known.find(link.peer);
     if (peer == known.end() || peer->second.member.generation < link.generation) return;  // our list is older
-    if (peer->second.member.generation > link.generation || !options.linked(self, peer->second.member)) {
+    const Member& member = peer->second.member;
+    bool wanted = member.generation == link.generation && options.linked(self, member);
+    if (wanted && (link.instance != member.instance || !owns(transport.peer_key(connection), member))) {
+      ++counters.names_refused;
+      log_warn("net", "name refused", {{"said", link.instance}, {"key", transport.peer_key(connection)}});
+      wanted = false;
+    }
+    if (!wanted) {
       link.dead = true;
       static_cast<void>(
           transmit(connection, link.generation, wire::peer_stale{wire::peer_hello::number, self.generation}));
@@ -502,6 +526,46 @@ struct Endpoint::Impl {
     if (again == links.end() || still == known.end()) return;
     say_hello(again->second);
     come_up(again->second, still->second);
+  }
+
+  // ---- keys
+
+  // Whether the holder of `key` may be the member; nothing is known of callers in the clear.
+  bool owns(const std::string& key, const Member& member) const {
+    if (key.empty()) return true;
+    return (member.public_key.empty() || member.public_key == key) &&
+           (!options.may_be || options.may_be(key, member.instance));
+  }
+
+  void recheck_keys() {
+    if (!options.may_be) return;
+    std::vector<ConnectionId> revoked;
+    for (const auto& [id, link] : links) {
+      const std::string key = transport.peer_key(id);
+      if (key.empty() || link.bootstrap) continue;  // meta.public_key is no matter of the list
+      const auto peer = known.find(link.peer);
+      const std::string_view instance = link.outgoing && peer != known.end()
+                                            ? std::string_view(peer->second.member.instance)
+                                            : std::string_view(link.instance);
+      if (!options.may_be(key, instance)) revoked.push_back(id);
+    }
+    for (const ConnectionId id : revoked) {
+      const auto found = links.find(id);
+      if (found == links.end()) continue;
+      ++counters.keys_revoked;
+      log_warn("net", "key no longer allowed",
+               {{"instance", found->second.instance}, {"key", transport.peer_key(id)}});
+      if (found->second.outgoing) {
+        drop(id, "key no longer allowed");
+        continue;
+      }
+      if (found->second.up) lose(found->second.peer, found->second.generation, "key no longer allowed");
+      transport.refuse(id);
+      links.erase(id);
+    }
+    // Others may be allowed only now.
+    for (auto& [id, peer] : known) peer.retry_at = {};
+    connect_members();
   }
 
   // ---- liveness
@@ -609,6 +673,26 @@ const Member& Endpoint::self() const {
 
 void Endpoint::set_members(const std::vector<Member>& members) {
   impl_->set_members(members);
+}
+
+Status Endpoint::may_register(const From& from, const Member& self) {
+  const std::string key = impl_->transport.peer_key(from.connection);
+  const auto& may_be = impl_->options.may_be;
+  std::string reason;
+  if (!key.empty() && !self.public_key.empty() && self.public_key != key) {
+    reason = "the public key that it publishes is not the one that it holds";
+  } else if (!key.empty() && may_be && !may_be(key, self.instance)) {
+    reason = "net.public_keys does not have its key under this name";
+  } else if (!self.public_key.empty() && may_be && !may_be(self.public_key, self.instance)) {
+    reason = "net.public_keys does not have the public key that it publishes under this name";
+  }
+  if (reason.empty()) return {};
+  ++impl_->counters.names_refused;
+  return Error{Code::denied, 0, reason};
+}
+
+void Endpoint::recheck_keys() {
+  impl_->recheck_keys();
 }
 
 void Endpoint::set_bootstrap(const std::string& address, std::function<void(const From&)> connected) {

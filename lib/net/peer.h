@@ -16,6 +16,10 @@
 // and answered `stale`: a DEALER delivers what it queued for a killed process to the process that
 // next binds the same path.
 //
+// Where connections carry keys (net/zmq.h), an instance may say hello and register only under a name that
+// `may_be` grants to the key that it has proved.  Members whose own key is not granted their name are not
+// connected to.
+//
 // Bounds: `peers_max` peers and as many connections that have not said hello; a message
 // `message_bytes_max`; queues by the transport.
 #pragma once
@@ -43,8 +47,10 @@ namespace di::net {
 inline constexpr std::size_t peers_max = 4096;
 inline constexpr Duration heartbeat_every = seconds(1);
 inline constexpr Duration peer_lost_after = seconds(3);
-// Pause before a broken connection to a member that is still listed is tried again.
+// Pause before a broken connection to a member that is still listed is tried again.  It doubles while the
+// member does not come up.
 inline constexpr Duration reconnect_after = milliseconds(100);
+inline constexpr Duration reconnect_after_max = seconds(1);
 
 using PeerId = std::uint32_t;  // the instance number that di-meta hands out; 0: not registered
 using wire::Member;
@@ -87,6 +93,8 @@ struct EndpointCounters {
   std::uint64_t dropped_unknown = 0;      // from a connection that has not said hello
   std::uint64_t send_failed = 0;
   std::uint64_t peers_lost = 0;
+  std::uint64_t names_refused = 0;  // a name that is not its key's, in a hello or a registration
+  std::uint64_t keys_revoked = 0;   // connections ended because a key is not allowed any more
 };
 
 class Endpoint {
@@ -94,6 +102,11 @@ class Endpoint {
   struct Options {
     bool accept_unregistered = false;  // true in di-meta: messages with sender 0 reach their handler
     std::function<bool(const Member&, const Member&)> linked = net::linked;
+    // Whether the holder of `public_key` may be `instance`; with an empty name, whether it may talk at
+    // all.  Null where no connection carries keys.
+    std::function<bool(std::string_view public_key, std::string_view instance)> may_be{};
+    // The key of the instance at the bootstrap address; empty: in the clear.
+    std::string bootstrap_key{};
     // Shorter in tests.
     Duration heartbeat = heartbeat_every;
     Duration lost_after = peer_lost_after;
@@ -141,6 +154,11 @@ class Endpoint {
   void set_bootstrap(const std::string& address, std::function<void(const From&)> connected);
   // Says hello on the bootstrap connection: we have an identity now.
   void greet_bootstrap();
+
+  // Whether a registration of `self` may come from there.  Errors: denied, with the reason to send.
+  Status may_register(const From& from, const Member& self);
+  // What `may_be` answers has changed: connections of keys that it does not grant any more end now.
+  void recheck_keys();
 
   // Never blocks and never keeps a message for later.  Errors: unreachable when the peer is not up.
   // A peer whose queue is full is lost in the next turn.

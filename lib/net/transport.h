@@ -29,6 +29,13 @@ inline constexpr std::size_t frames_max = 16;
 
 using ConnectionId = std::uint64_t;
 
+struct TransportCounters {
+  std::uint64_t keys_refused = 0;        // callers whose key may not talk to us
+  std::uint64_t handshakes_refused = 0;  // callers without CURVE, or with another server's key
+  std::uint64_t handshakes_failed = 0;   // outgoing
+  std::uint64_t dropped_refused = 0;     // messages on connections that were refused later
+};
+
 class Transport {
  public:
   struct Events {
@@ -44,11 +51,19 @@ class Transport {
   virtual ~Transport() = default;
 
   virtual void set_events(Events events) = 0;
-  // Returns the address others connect to (TCP port 0 is resolved).  Errors: io with the address.
+  // Returns the address others connect to (TCP port 0 is resolved).  Once.  Errors: io with the address.
   virtual Result<std::string> bind(const std::string& address) = 0;
-  // Keeps trying until connected or closed.  Errors: invalid for an address it cannot read.
-  virtual Result<ConnectionId> connect(const std::string& address) = 0;
+  // Keeps trying until connected or closed; a handshake that failed is tried again after a pause that
+  // grows.  `server_key` is the public key that the other side has to prove (net/keys.h), empty on a
+  // connection in the clear.  Errors: invalid for an address it cannot read, denied when keys are missing.
+  virtual Result<ConnectionId> connect(const std::string& address, const std::string& server_key) = 0;
+  Result<ConnectionId> connect(const std::string& address) { return connect(address, {}); }
   virtual void close(ConnectionId connection) = 0;
+  // Ends an incoming connection from this side: nothing more is delivered from it.
+  virtual void refuse(ConnectionId connection) = 0;
+  // The public key that the other side has proved; empty on a connection in the clear.
+  [[nodiscard]] virtual std::string peer_key(ConnectionId connection) const = 0;
+  [[nodiscard]] virtual const TransportCounters& counters() const = 0;
   // Never blocks.  Errors: unreachable when the connection is not (or no longer) there, busy when
   // its queue is full.
   virtual Status send(ConnectionId connection, std::span<const ByteView> frames) = 0;

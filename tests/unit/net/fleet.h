@@ -75,9 +75,9 @@ inline Member member(PeerId id, std::uint32_t generation, const std::string& ins
 struct Node {
   Node(loop::Loop& loop, Net& net, Member m, Endpoint::Options options = {})
       : transport(net.make(loop)), endpoint(loop, *transport, std::move(options)), self(std::move(m)) {
-    self.control = net.address(self.instance);
-    const Result<std::string> bound = endpoint.bind(self.control);
+    const Result<std::string> bound = endpoint.bind(net.address(self.instance));
     EXPECT_TRUE(bound.ok()) << bound.error().message;
+    if (bound.ok()) self.control = *bound;
     if (self.id != 0) endpoint.identify(self, 7);
     endpoint.on_peer_up([this](const Member& peer) {
       log += "+" + peer.instance + "/" + std::to_string(peer.generation) + " ";
