@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/log.h"
@@ -19,11 +20,22 @@ constexpr std::int64_t retry_after_s = 1;
 struct Route {
   std::string_view path;
   std::string_view method;
-  bool open = false;  // without a key
+  bool open = false;                        // without a key
+  std::optional<Task> task = std::nullopt;  // what its body is
 };
 constexpr Route routes[] = {
-    {"/v1/chat/completions", "POST", false}, {"/chat/completions", "POST", false}, {"/v1/models", "GET", false},
-    {"/models", "GET", false},               {"/health", "GET", true},             {"/health/live", "GET", true},
+    {"/v1/chat/completions", "POST", false, Task::chat},
+    {"/chat/completions", "POST", false, Task::chat},
+    {"/v1/completions", "POST", false, Task::completion},
+    {"/completions", "POST", false, Task::completion},
+    {"/tokenize", "POST", false, Task::tokenize},
+    {"/v1/tokenize", "POST", false, Task::tokenize},
+    {"/detokenize", "POST", false, Task::detokenize},
+    {"/v1/detokenize", "POST", false, Task::detokenize},
+    {"/v1/models", "GET"},
+    {"/models", "GET"},
+    {"/health", "GET", true},
+    {"/health/live", "GET", true},
     {"/health/ready", "GET", true},
 };
 
@@ -116,7 +128,8 @@ Frontend::Frontend(const Config& config, ServedModel model, account::KeyTable ke
       metrics_(metrics),
       concurrency_(config.concurrency_max),
       request_id_ring_(explain_ids_max),
-      requests_(metrics.counter("di_http_chat_requests_total", "Chat requests admitted")),
+      chat_requests_(metrics.counter("di_http_chat_requests_total", "Chat requests admitted")),
+      completion_requests_(metrics.counter("di_http_completion_requests_total", "Completion requests admitted")),
       prompt_tokens_(metrics.counter("di_prompt_tokens_total", "Prompt tokens of finished requests")),
       cached_tokens_(metrics.counter("di_cached_tokens_total", "Prompt tokens that came from the cache")),
       output_tokens_(metrics.counter("di_output_tokens_total", "Tokens produced for clients")),
@@ -133,7 +146,7 @@ Result<std::string> Frontend::listen(loop::Loop& loop) {
     const http::ExchangeId exchange = read.job.exchange;
     // Its client may have left meanwhile.
     if (reading_.erase({exchange.slot, exchange.generation}) == 0) return;
-    prompt_read(exchange, read.job.request_id, read.job.key, std::move(read.prompt));
+    body_read(exchange, read.job.request_id, read.job.key, std::move(read.result));
   });
   http::Server::Options options;
   options.connections_max = config_.connections_max;
@@ -222,7 +235,9 @@ void Frontend::on_request(http::ExchangeId exchange, http::Request request) {
     if (name != model_.name) return fail(exchange, request_id, api::error_model(name));
     return send_json(exchange, request_id, api::model_json(entry));
   }
-  chat(exchange, std::move(request.body), request_id, *key);
+  const Route* route = route_find(request.path);
+  DI_ASSERT(route != nullptr && route->task.has_value());  // on_head() lets nothing else through
+  take_body(*route->task, exchange, std::move(request.body), request_id, *key);
 }
 
 http::Headers Frontend::own_headers() {
@@ -242,25 +257,31 @@ void Frontend::fail(http::ExchangeId exchange, const std::string& request_id, co
   server_->respond(exchange, reply);
 }
 
-void Frontend::chat(http::ExchangeId exchange, std::string body, const std::string& request_id,
-                    const account::KeyEntry& key) {
+void Frontend::take_body(Task task, http::ExchangeId exchange, std::string body, const std::string& request_id,
+                         const account::KeyEntry& key) {
   if (body.size() <= read_at_once_bytes_max) {
-    return prompt_read(exchange, request_id, key, read_prompt(model_, body));
+    return body_read(exchange, request_id, key, read_body(model_, task, body));
   }
-  if (!reader_->submit({exchange, request_id, key, std::move(body)})) {
+  if (!reader_->submit({task, exchange, request_id, key, std::move(body)})) {
     return fail(exchange, request_id, api::error_overloaded("too many long prompts are being read", retry_after_s));
   }
   reading_.emplace(std::pair{exchange.slot, exchange.generation}, request_id);
 }
 
-void Frontend::prompt_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
-                           std::variant<Prompt, api::ApiError>&& read) {
+void Frontend::body_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
+                         ReadBody&& read) {
   if (const auto* error = std::get_if<api::ApiError>(&read)) return fail(exchange, request_id, *error);
-  auto& [chat, ids, output_max] = std::get<Prompt>(read);
+  if (auto* counted = std::get_if<Counted>(&read)) return send_json(exchange, request_id, std::move(counted->json));
+  start(exchange, request_id, key, std::get<Prompt>(std::move(read)));
+}
+
+void Frontend::start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
+                     Prompt prompt) {
+  auto& [options, shape, ids, output_max, debug] = prompt;
   if (draining_) return fail(exchange, request_id, api::error_overloaded("the service is draining", retry_after_s));
   const auto prompt_tokens = static_cast<std::int64_t>(ids.size());
-  if (!chat.max_tokens.has_value()) output_max = std::min<std::int64_t>(output_max, config_.output_tokens_default);
-  for (const std::int32_t stop : chat.stop_token_ids) {
+  if (!options.max_tokens.has_value()) output_max = std::min<std::int64_t>(output_max, config_.output_tokens_default);
+  for (const std::int32_t stop : options.stop_token_ids) {
     if (static_cast<std::uint32_t>(stop) >= model_.tokenizer.vocab_size()) {
       return fail(exchange, request_id, api::error_invalid("stop_token_ids", "an id is outside the vocabulary"));
     }
@@ -275,31 +296,29 @@ void Frontend::prompt_read(http::ExchangeId exchange, const std::string& request
   fresh.model = model_.name;
   fresh.prompt = std::move(ids);
   wire::Sampling& sampling = fresh.sampling;
-  sampling.temperature = static_cast<float>(chat.temperature);
-  sampling.top_p = static_cast<float>(chat.top_p);
-  sampling.top_k = chat.top_k < 0 ? 0 : static_cast<std::uint32_t>(chat.top_k);
-  sampling.min_p = static_cast<float>(chat.min_p);
-  sampling.seed = chat.seed.has_value() ? static_cast<std::uint64_t>(*chat.seed) : random_u64();
+  sampling.temperature = static_cast<float>(options.temperature);
+  sampling.top_p = static_cast<float>(options.top_p);
+  sampling.top_k = options.top_k < 0 ? 0 : static_cast<std::uint32_t>(options.top_k);
+  sampling.min_p = static_cast<float>(options.min_p);
+  sampling.seed = options.seed.has_value() ? static_cast<std::uint64_t>(*options.seed) : random_u64();
   sampling.max_tokens = static_cast<std::uint32_t>(output_max);
-  sampling.min_tokens = static_cast<std::uint32_t>(std::min<std::int64_t>(chat.min_tokens, output_max));
-  if (!chat.ignore_eos) sampling.stop_ids.push_back(model_.chat.end_id());
-  for (const std::int32_t stop : chat.stop_token_ids) sampling.stop_ids.push_back(static_cast<std::uint32_t>(stop));
-  for (auto message = chat.messages.rbegin(); message != chat.messages.rend(); ++message) {
-    if (message->role != model::ChatRole::user) continue;
-    fresh.debug = message->content;
-    break;
-  }
+  sampling.min_tokens = static_cast<std::uint32_t>(std::min<std::int64_t>(options.min_tokens, output_max));
+  if (!options.ignore_eos) sampling.stop_ids.push_back(model_.chat.end_id());
+  for (const std::int32_t stop : options.stop_token_ids) sampling.stop_ids.push_back(static_cast<std::uint32_t>(stop));
+  fresh.debug = std::move(debug);
 
   Answer answer;
   answer.id = fresh.id;
   answer.request_id = request_id;
   answer.exchange = exchange;
-  answer.stream = chat.stream;
-  answer.text = std::make_unique<api::AnswerText>(api::AnswerText::Options{chat.stop, chat.min_tokens});
-  answer.head = {"chatcmpl-" + fresh.id.text(), chat.model, wall_clock_ms() / 1000, "di-0"};
-  if (chat.stream) {
+  answer.stream = options.stream;
+  answer.text = std::make_unique<api::AnswerText>(api::AnswerText::Options{options.stop, options.min_tokens});
+  const bool is_chat = shape == api::Shape::chat;
+  answer.head = {(is_chat ? "chatcmpl-" : "cmpl-") + fresh.id.text(), options.model, wall_clock_ms() / 1000, "di-0",
+                 shape};
+  if (options.stream) {
     answer.renderer = std::make_unique<api::StreamRenderer>(
-        answer.head, api::StreamRenderer::Options{chat.include_usage, chat.continuous_usage});
+        answer.head, api::StreamRenderer::Options{options.include_usage, options.continuous_usage});
   }
   answer.prompt_tokens = prompt_tokens;
   answer.ticket = *std::move(ticket);
@@ -315,13 +334,13 @@ void Frontend::prompt_read(http::ExchangeId exchange, const std::string& request
   by_exchange_.emplace(std::pair{exchange.slot, exchange.generation}, id);
   // Its tokens may come from within submit's own turn: the answer is there first.
   answers_.emplace(id, std::move(answer));
-  const Status submitted = backend_.submit(std::move(fresh), key.tenant, chat.user_id, chat.cache_salt);
+  const Status submitted = backend_.submit(std::move(fresh), key.tenant, options.user_id, options.cache_salt);
   if (!submitted.ok()) {
     answers_.erase(id);
     by_exchange_.erase({exchange.slot, exchange.generation});
     return fail(exchange, request_id, api::error_overloaded(submitted.error().message, retry_after_s));
   }
-  requests_.add();
+  (is_chat ? chat_requests_ : completion_requests_).add();
   // The ring forgets the oldest name.
   std::string& oldest = request_id_ring_[request_id_next_];
   if (!oldest.empty()) by_request_id_.erase(oldest);
@@ -333,7 +352,11 @@ void Frontend::prompt_read(http::ExchangeId exchange, const std::string& request
 std::optional<RequestId> Frontend::find_id(const std::string& text) const {
   if (const auto found = by_request_id_.find(text); found != by_request_id_.end()) return found->second;
   std::string_view hex = text;
-  if (hex.starts_with("chatcmpl-")) hex.remove_prefix(9);
+  for (const std::string_view prefix : {std::string_view("chatcmpl-"), std::string_view("cmpl-")}) {
+    if (!hex.starts_with(prefix)) continue;
+    hex.remove_prefix(prefix.size());
+    break;
+  }
   Bytes raw;
   if (hex.size() != 32 || !from_hex(hex, raw)) return std::nullopt;
   RequestId id;
@@ -433,7 +456,7 @@ void Frontend::ended(const request::Ending& ending) {
     } else {
       answer.whole += std::exchange(answer.pending, {});
       send_json(answer.exchange, answer.request_id,
-                api::completion_json(answer.head, answer.whole, *answer.finish, usage(answer)));
+                api::answer_json(answer.head, answer.whole, *answer.finish, usage(answer)));
     }
   } else if (answer.client_here) {
     api::ApiError error;

@@ -14,7 +14,6 @@
 #include "account/journal.h"
 #include "account/key.h"
 #include "account/quota.h"
-#include "api/openai.h"
 #include "api/render.h"
 #include "api/text.h"
 #include "base/histogram.h"
@@ -92,10 +91,12 @@ class Frontend final : public http::Handler {
     http::KeepAlive keep_alive{Duration{0}, Instant{}};
   };
 
-  // A body that is long is read elsewhere first; then comes prompt_read().
-  void chat(http::ExchangeId exchange, std::string body, const std::string& request_id, const account::KeyEntry& key);
-  void prompt_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
-                   std::variant<Prompt, api::ApiError>&& read);
+  // A body that is long is read elsewhere first; then comes body_read().
+  void take_body(Task task, http::ExchangeId exchange, std::string body, const std::string& request_id,
+                 const account::KeyEntry& key);
+  void body_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
+                 ReadBody&& read);
+  void start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key, Prompt prompt);
   void fail(http::ExchangeId exchange, const std::string& request_id, const api::ApiError& error);
   void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body);
   // Sends what this turn gave; ends the answer when it has a finish.
@@ -118,7 +119,7 @@ class Frontend final : public http::Handler {
   std::unique_ptr<account::Journal> journal_;
   account::Concurrency concurrency_;
   std::map<RequestId, Answer> answers_;
-  // Exchanges whose prompt is being read, with their x-request-id.
+  // Exchanges whose body is being read, with their x-request-id.
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> reading_;
   std::unique_ptr<PromptReader> reader_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, RequestId> by_exchange_;
@@ -127,7 +128,8 @@ class Frontend final : public http::Handler {
   std::size_t request_id_next_ = 0;
   bool draining_ = false;
 
-  daemon::Counter& requests_;
+  daemon::Counter& chat_requests_;
+  daemon::Counter& completion_requests_;
   daemon::Counter& prompt_tokens_;
   daemon::Counter& cached_tokens_;
   daemon::Counter& output_tokens_;

@@ -1,8 +1,8 @@
-// cmd/di-router/prompt_reader.h: from the bytes of a chat request to its tokens, off the loop thread.
+// cmd/di-router/prompt_reader.h: from the bytes of a request to its tokens, off the loop thread.
 //
 // Reading a body takes time that grows with it, a quarter of a second for a megabyte, and everything else
 // of the router would wait: tokens of other streams, heartbeats.  Small bodies are read at once by
-// read_prompt(), longer ones by a few threads of the reader.
+// read_body(), longer ones by a few threads of the reader.
 //
 // Owner: the loop thread.  The threads see only their job and the model, which does not change.  Bounds:
 // reader_jobs_max and reader_bytes_max of bodies that wait or are being read.
@@ -16,8 +16,9 @@
 #include <vector>
 
 #include "account/key.h"
+#include "api/answer_options.h"
 #include "api/error.h"
-#include "api/openai.h"
+#include "api/render.h"
 #include "http/server.h"
 #include "loop/mailbox.h"
 #include "model/chat.h"
@@ -41,19 +42,35 @@ struct ServedModel {
   std::int64_t created_s = 0;
 };
 
+// Bytes of text that one /detokenize may make: what the answers that are being read hold is bounded by it.
+inline constexpr std::size_t detokenized_bytes_max = std::size_t{16} << 20;
+
+// What the body of a route is read as.
+enum class Task : std::uint8_t { chat, completion, tokenize, detokenize };
+
+// A request for an answer of the model.
 struct Prompt {
-  api::ChatRequest chat;
+  api::AnswerOptions options;
+  api::Shape shape = api::Shape::chat;
   std::vector<model::TokenId> ids;
   std::int64_t output_tokens_max = 0;  // max_tokens, or what the window leaves
+  std::string debug;  // what a script engine matches: the last user message, or the prompt's text
 };
 
+// An answer that needs no model.
+struct Counted {
+  std::string json;
+};
+
+using ReadBody = std::variant<Prompt, Counted, api::ApiError>;
+
 // Pure; any thread.
-[[nodiscard]] std::variant<Prompt, api::ApiError> read_prompt(const ServedModel& model,
-                                                              std::string_view body);
+[[nodiscard]] ReadBody read_body(const ServedModel& model, Task task, std::string_view body);
 
 class PromptReader {
  public:
   struct Job {
+    Task task = Task::chat;
     http::ExchangeId exchange;
     std::string request_id;
     account::KeyEntry key;
@@ -61,7 +78,7 @@ class PromptReader {
   };
   struct Read {
     Job job;  // its body is gone
-    std::variant<Prompt, api::ApiError> prompt;
+    ReadBody result;
   };
 
   // `done` runs on the loop thread, in no particular order.  `model` outlives the reader.

@@ -80,25 +80,29 @@ std::string_view finish_name(Finish finish) {
   return "";
 }
 
-std::string completion_json(const AnswerHead& head, std::string_view text, Finish finish,
-                            const Usage& usage) {
+std::string answer_json(const AnswerHead& head, std::string_view text, Finish finish, const Usage& usage) {
   JsonWriter writer;
   writer.open_object();
-  write_head(writer, head, "chat.completion");
+  write_head(writer, head, head.shape == Shape::chat ? "chat.completion" : "text_completion");
   writer.key("choices");
   writer.open_array();
   writer.open_object();
   writer.key("index");
   writer.number(0);
-  writer.key("message");
-  writer.open_object();
-  writer.key("role");
-  writer.string("assistant");
-  writer.key("content");
-  writer.string(text);
-  writer.key("refusal");
-  writer.null();
-  writer.close_object();
+  if (head.shape == Shape::chat) {
+    writer.key("message");
+    writer.open_object();
+    writer.key("role");
+    writer.string("assistant");
+    writer.key("content");
+    writer.string(text);
+    writer.key("refusal");
+    writer.null();
+    writer.close_object();
+  } else {
+    writer.key("text");
+    writer.string(text);
+  }
   writer.key("logprobs");
   writer.null();
   writer.key("finish_reason");
@@ -111,33 +115,38 @@ std::string completion_json(const AnswerHead& head, std::string_view text, Finis
   return writer.take();
 }
 
-StreamRenderer::StreamRenderer(const AnswerHead& head, Options options) : options_(options) {
+StreamRenderer::StreamRenderer(const AnswerHead& head, Options options)
+    : options_(options), shape_(head.shape) {
   JsonWriter writer;
   writer.open_object();
-  write_head(writer, head, "chat.completion.chunk");
+  write_head(writer, head, shape_ == Shape::chat ? "chat.completion.chunk" : "text_completion");
   writer.key("choices");
   const std::string start = writer.take();
-  before_delta_ = start + "[{\"index\":0,\"delta\":";
+  before_text_ = start + "[{\"index\":0," + (shape_ == Shape::chat ? "\"delta\":" : "\"text\":");
   before_usage_ = start + "[],\"usage\":";
 }
 
 std::string StreamRenderer::step(std::string_view text, std::optional<Finish> finish, const Usage& running) {
   if (text.empty() && !finish) return {};
   std::string out;
-  out.reserve(before_delta_.size() + text.size() + 128);
-  out.append(before_delta_);
+  out.reserve(before_text_.size() + text.size() + 128);
+  out.append(before_text_);
   JsonWriter delta;
-  delta.open_object();
-  if (!role_sent_) {
-    delta.key("role");
-    delta.string("assistant");
-  }
-  if (!text.empty() || !role_sent_) {  // a finish alone, after text, is an empty delta
-    delta.key("content");
+  if (shape_ == Shape::completion) {
     delta.string(text);
+  } else {
+    delta.open_object();
+    if (!role_sent_) {
+      delta.key("role");
+      delta.string("assistant");
+    }
+    if (!text.empty() || !role_sent_) {  // a finish alone, after text, is an empty delta
+      delta.key("content");
+      delta.string(text);
+    }
+    delta.close_object();
+    role_sent_ = true;
   }
-  delta.close_object();
-  role_sent_ = true;
   out.append(delta.text());
   out.append(",\"logprobs\":null,\"finish_reason\":");
   if (finish) {

@@ -20,6 +20,9 @@ namespace di::api {
 enum class Finish : std::uint8_t { stop, length };
 [[nodiscard]] std::string_view finish_name(Finish finish);
 
+// Whose answer: /v1/chat/completions or /v1/completions.
+enum class Shape : std::uint8_t { chat, completion };
+
 struct Usage {
   std::int64_t prompt_tokens = 0;      // hit and miss together
   std::int64_t completion_tokens = 0;  // reasoning included
@@ -29,14 +32,16 @@ struct Usage {
 
 // What every chunk of an answer repeats.
 struct AnswerHead {
-  std::string id;     // "chatcmpl-..."
+  std::string id;     // "chatcmpl-...", "cmpl-..."
   std::string model;  // as the client spelled it
   std::int64_t created_s = 0;
   std::string system_fingerprint;  // empty: null
+  Shape shape = Shape::chat;
 };
 
-[[nodiscard]] std::string completion_json(const AnswerHead& head, std::string_view text, Finish finish,
-                                          const Usage& usage);
+// The whole of an answer that is not streamed.
+[[nodiscard]] std::string answer_json(const AnswerHead& head, std::string_view text, Finish finish,
+                                      const Usage& usage);
 
 class StreamRenderer {
  public:
@@ -54,9 +59,10 @@ class StreamRenderer {
   [[nodiscard]] std::string usage(const Usage& total) const;
 
  private:
-  std::string before_delta_;  // up to and with the choice's "delta":
+  std::string before_text_;   // up to and with the choice's "delta": or "text":
   std::string before_usage_;  // the chunk without choices
   Options options_;
+  Shape shape_;
   bool role_sent_ = false;
 };
 

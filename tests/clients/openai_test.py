@@ -50,6 +50,27 @@ def chat_streamed_and_whole():
         fleet.await_idle()
 
 
+def completions_streamed_and_whole():
+    with script_fleet([COUNT, {"match": "", "pieces": pieces("x")}]) as fleet:
+        client = client_of(fleet)
+        whole = client.completions.create(model="demo", prompt="count", max_tokens=20)
+        assert whole.object == "text_completion" and whole.choices[0].text == "one two three", whole
+        assert whole.choices[0].finish_reason == "stop" and whole.choices[0].logprobs is None
+        assert whole.usage.completion_tokens == 3 and whole.usage.prompt_tokens_details.cached_tokens == 0
+        chunks = list(client.completions.create(model="demo", prompt=["count"], stream=True,
+                                                stream_options={"include_usage": True}))
+        assert "".join(c.choices[0].text for c in chunks if c.choices) == "one two three"
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        assert not chunks[-1].choices and chunks[-1].usage.completion_tokens == 3
+        assert client.completions.create(model="demo", prompt=[5, 6], best_of=1, echo=False, n=1).usage.prompt_tokens == 2
+        for fields, param in (({"echo": True}, "echo"), ({"logprobs": 2}, "logprobs"), ({"suffix": "b"}, "suffix"),
+                              ({"best_of": 3}, "best_of"), ({"prompt": ["a", "b"]}, "prompt")):
+            error = failure(openai.BadRequestError, lambda fields=fields: client.completions.create(
+                **{"model": "demo", "prompt": "count", **fields}))
+            assert error.param == param and error.type == "invalid_request_error", error
+        fleet.await_idle()
+
+
 def models():
     with script_fleet([COUNT]) as fleet:
         client = client_of(fleet)
@@ -121,4 +142,5 @@ def the_demo_model():
 
 
 if __name__ == "__main__":
-    main([chat_streamed_and_whole, models, typed_errors, the_tenants_limit, many_at_once, the_demo_model])
+    main([chat_streamed_and_whole, completions_streamed_and_whole, models, typed_errors, the_tenants_limit, many_at_once,
+          the_demo_model])

@@ -32,9 +32,8 @@ void expect_usage(const Json& usage, std::int64_t prompt, std::int64_t completio
 }
 
 TEST(Completion, HasEveryField) {
-  const Json json =
-      parsed(completion_json(head, "hi \"you\"\n", Finish::stop,
-                             {.prompt_tokens = 220, .completion_tokens = 3, .cached_tokens = 192}));
+  const Json json = parsed(answer_json(head, "hi \"you\"\n", Finish::stop,
+                                       {.prompt_tokens = 220, .completion_tokens = 3, .cached_tokens = 192}));
   EXPECT_EQ(json.find("id")->as_string(), "chatcmpl-1");
   EXPECT_EQ(json.find("object")->as_string(), "chat.completion");
   EXPECT_EQ(json.find("created")->as_i64(), 1700000000);
@@ -52,8 +51,7 @@ TEST(Completion, HasEveryField) {
 }
 
 TEST(Completion, A19HitNeverExceedsThePrompt) {
-  const Json json =
-      parsed(completion_json(head, "", Finish::length, {.prompt_tokens = 10, .cached_tokens = 64}));
+  const Json json = parsed(answer_json(head, "", Finish::length, {.prompt_tokens = 10, .cached_tokens = 64}));
   expect_usage(*json.find("usage"), 10, 0, 10);
 }
 
@@ -152,8 +150,46 @@ TEST(Stream, A04StreamAndAnswerAgreeAfterAStopString) {
   }
   EXPECT_EQ(streamed, "one, two, ");
   EXPECT_EQ(finishes, 1);
-  const Json json = parsed(completion_json(head, whole, Finish::stop, {}));
+  const Json json = parsed(answer_json(head, whole, Finish::stop, {}));
   EXPECT_EQ(choice(json).find("message")->find("content")->as_string(), streamed);
+}
+
+const AnswerHead completion_head{
+    .id = "cmpl-1", .model = "demo", .created_s = 5, .system_fingerprint = "fp", .shape = Shape::completion};
+
+TEST(Completion, TextCompletionHasEveryField) {
+  const Json json = parsed(answer_json(completion_head, "a\"", Finish::length,
+                                       {.prompt_tokens = 20, .completion_tokens = 3, .cached_tokens = 16}));
+  EXPECT_EQ(json.find("id")->as_string(), "cmpl-1");
+  EXPECT_EQ(json.find("object")->as_string(), "text_completion");
+  ASSERT_EQ(json.find("choices")->as_array().size(), 1U);
+  EXPECT_EQ(choice(json).find("text")->as_string(), "a\"");
+  EXPECT_EQ(choice(json).find("index")->as_i64(), 0);
+  EXPECT_TRUE(choice(json).find("logprobs")->is_null());
+  EXPECT_EQ(choice(json).find("finish_reason")->as_string(), "length");
+  EXPECT_EQ(choice(json).find("message"), nullptr);
+  expect_usage(*json.find("usage"), 20, 3, 16);
+}
+
+TEST(Stream, TextCompletionChunks) {
+  StreamRenderer renderer(completion_head, {.include_usage = true});
+  EXPECT_EQ(renderer.step("", std::nullopt, {}), "") << "a chunk before there is text";
+  for (const std::string& chunk :
+       {renderer.step("a", std::nullopt, {}), renderer.step("b", std::nullopt, {})}) {
+    const Json json = parsed(chunk);
+    EXPECT_EQ(json.find("object")->as_string(), "text_completion");
+    EXPECT_EQ(choice(json).find("text")->as_string().size(), 1U);
+    EXPECT_EQ(choice(json).find("delta"), nullptr);
+    EXPECT_TRUE(choice(json).find("finish_reason")->is_null());
+    EXPECT_TRUE(json.find("usage")->is_null());
+  }
+  const Json last = parsed(renderer.step("", Finish::stop, {}));
+  EXPECT_EQ(choice(last).find("text")->as_string(), "");
+  EXPECT_EQ(choice(last).find("finish_reason")->as_string(), "stop");
+  const Json usage = parsed(renderer.usage({.prompt_tokens = 26, .completion_tokens = 9}));
+  EXPECT_EQ(usage.find("object")->as_string(), "text_completion");
+  EXPECT_TRUE(usage.find("choices")->as_array().empty());
+  expect_usage(*usage.find("usage"), 26, 9, 0);
 }
 
 TEST(Models, ListAndOne) {
