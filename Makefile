@@ -24,6 +24,7 @@ serve: packages all             ## a fleet on this machine, and a first question
 	scripts/ask -r $(RUN) "What does di-kvd do?"
 	@echo
 	@echo "Ask the next one:  scripts/ask -r $(RUN) \"How do I start the fleet?\""
+	@echo "Talk to the model: $(BUILD)/bin/di-ctl -r $(RUN) chat"
 	@echo "Look at the fleet: $(BUILD)/bin/di-ctl -r $(RUN) show fleet"
 	@echo "Stop it:           scripts/di-down -r $(RUN)"
 

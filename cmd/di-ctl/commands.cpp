@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "chat.h"
 #include "daemon/control.h"
 #include "daemon/exit.h"
 #include "fleet.h"
@@ -36,6 +37,7 @@ constexpr Command table[] = {
     {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},
     {"clock advance", "MS", Scope::each, "move product time (clock.manual) and run what becomes due"},
     {"keygen", "INSTANCE [FOLDER]", Scope::local, "make the keys of an instance; nothing needs to run"},
+    {"chat", "", Scope::local, "talk to the model (-m MODEL, -k KEYFILE, -u URL)"},
     {"fleet", "CONFDIR", Scope::local, ""},
     {"ready", "ADDRESS", Scope::local, ""},
 };
@@ -230,7 +232,12 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
     return usage("'" + line + "': want " + std::string(command->words) + " " +
                  std::string(command->arguments));
   }
+  const bool chats = words.front() == "chat";
+  if (!chats && !(flags.model.empty() && flags.key_file.empty() && flags.url.empty())) {
+    return usage("-m, -k and -u are for chat");
+  }
   if (command->scope == Scope::local) {
+    if (chats) return chat(flags);
     if (words.front() == "keygen") return make_keys(words[1], words.size() > 2 ? words[2] : ".");
     return words.front() == "fleet" ? print_fleet(words[1]) : probe_ready(words[1]);
   }

@@ -70,6 +70,11 @@ ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilo
       ->type_name("RUNDIR");
   app.add_option("-d", flags.instance, "only this instance (default: all)")->type_name("INSTANCE");
   app.add_flag("-j", flags.json, "JSON lines instead of text");
+  app.add_option("-m", flags.model, "chat: the model (default: the first that the service lists)")
+      ->type_name("MODEL");
+  app.add_option("-k", flags.key_file, "chat: file with the API key (default: RUNDIR/key, without -u)")
+      ->type_name("KEYFILE");
+  app.add_option("-u", flags.url, "chat: the service (default: the router of RUNDIR)")->type_name("URL");
   app.add_option("words", flags.words, "command")->type_name("WORD");
   app.positionals_at_end(false);
   app.prefix_command(false);

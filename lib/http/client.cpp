@@ -80,8 +80,9 @@ Status Client::wait(short events) {
   for (;;) {
     const std::int64_t left_ms = to_ms(end - clock.now());
     if (left_ms <= 0) return Error{Code::timeout, 0, "no answer in time"};
-    pollfd look{fd_.get(), events, 0};
-    const int count = ::poll(&look, 1, static_cast<int>(std::min<std::int64_t>(left_ms, 60'000)));
+    pollfd look[] = {{fd_.get(), events, 0}, {cancel_fd_, POLLIN, 0}};  // poll() passes -1 over
+    const int count = ::poll(look, 2, static_cast<int>(std::min<std::int64_t>(left_ms, 60'000)));
+    if (count > 0 && look[1].revents != 0) return Error{Code::cancelled, 0, "cancelled"};
     if (count > 0) return {};
     if (count < 0 && errno != EINTR) return errno_error("poll");
   }

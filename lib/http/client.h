@@ -44,6 +44,10 @@ class Client {
   Result<ClientReply> request(std::string_view method, std::string_view path, const Headers& headers,
                               std::string_view body, const OnBytes& on_bytes = nullptr);
 
+  // A wait ends with the code `cancelled` once this descriptor is readable; nothing is read from it.
+  // -1: none.  The descriptor is the caller's.
+  void cancel_on(int fd) { cancel_fd_ = fd; }
+
   [[nodiscard]] int fd() const { return fd_.get(); }
 
  private:
@@ -61,6 +65,7 @@ class Client {
   std::string host_;
   Duration timeout_;
   std::string in_;  // read and not used yet
+  int cancel_fd_ = -1;
 };
 
 }  // namespace di::http

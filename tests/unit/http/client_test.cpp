@@ -12,7 +12,7 @@
 namespace di::http {
 namespace {
 
-// Answers by path: /echo, /stream, /cut, /big.
+// Answers by path: /echo, /stream, /open (without an end), /cut, /big.
 struct Paths final : Handler {
   Server* server = nullptr;
   Verdict on_head(const Request&) override { return {.refuse = std::nullopt, .body_bytes_max = 1 << 20}; }
@@ -23,6 +23,8 @@ struct Paths final : Handler {
       server->start_stream(id, 200, sse_headers(), sse_event("1"));
       server->write(id, sse_event("2"));
       request.path == "/cut" ? server->abort(id) : server->finish(id, sse_done);
+    } else if (request.path == "/open") {
+      server->start_stream(id, 200, sse_headers(), sse_event("1"));
     } else if (request.path == "/big") {
       server->respond(id, {.status = 200, .headers = {}, .body = std::string(3 << 20, 'b')});
     } else if (request.path == "/none") {
@@ -98,6 +100,23 @@ TEST_F(ClientTest, ACutStreamIsIncomplete) {
   EXPECT_EQ(cut->body, "data: 1\n\ndata: 2\n\n");
   EXPECT_FALSE(cut->complete);
   EXPECT_FALSE(it.get("/echo")) << "and its connection is closed";
+}
+
+TEST_F(ClientTest, AWaitCanBeCancelled) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const Fd ours(ends[0]), theirs(ends[1]);
+  Client it = client();
+  it.cancel_on(ours.get());
+  std::string all;
+  const auto open = it.request("GET", "/open", {}, {}, [&](std::string_view bytes) {
+    all += bytes;
+    EXPECT_EQ(::send(theirs.get(), "x", 1, 0), 1);
+    return true;
+  });
+  ASSERT_FALSE(open);
+  EXPECT_EQ(open.error().code, Code::cancelled);
+  EXPECT_EQ(all, "data: 1\n\n") << "what came before is the caller's";
 }
 
 TEST_F(ClientTest, ACallbackMayStop) {

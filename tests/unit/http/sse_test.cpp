@@ -24,6 +24,35 @@ TEST(Sse, HeadersAreExact) {
   EXPECT_EQ(header_find(lower, "x-accel-buffering"), "no");
 }
 
+std::vector<std::string> events_of(std::string_view body, std::size_t piece) {
+  std::vector<std::string> events;
+  SseReader reader([&](std::string_view data) { events.emplace_back(data); });
+  for (std::size_t at = 0; at < body.size(); at += piece)
+    EXPECT_TRUE(reader.push(body.substr(at, piece)).ok());
+  return events;
+}
+
+TEST(SseReader, EventsHoweverTheyAreCut) {
+  const std::string body = sse_event("{\"a\":1}") + std::string(sse_keep_alive) +
+                           "event: x\nid: 7\ndata:2\ndata: 3\n\n\n\ndata:\n\ndata: 4\r\n\r\n" +
+                           std::string(sse_done) + "data: cut";
+  for (const std::size_t piece : {std::size_t{1}, std::size_t{2}, std::size_t{7}, body.size()}) {
+    EXPECT_EQ(events_of(body, piece), (std::vector<std::string>{"{\"a\":1}", "2\n3", "", "4", "[DONE]"}))
+        << piece;
+  }
+}
+
+TEST(SseReader, AnEventIsBounded) {
+  int events = 0;
+  SseReader reader([&](std::string_view) { ++events; });
+  const std::string half = "data: " + std::string(sse_event_bytes_max / 2, 'a') + "\n";
+  EXPECT_TRUE(reader.push(half + "\n" + half).ok());
+  EXPECT_EQ(events, 1);
+  EXPECT_EQ(reader.push(half).error().code, Code::no_space);
+  SseReader endless([](std::string_view) {});
+  EXPECT_EQ(endless.push(std::string(sse_event_bytes_max + 1, 'a')).error().code, Code::no_space);
+}
+
 // A11: 25 s of silence with an interval of 5 s.
 TEST(KeepAlive, A11CommentsComeAtEachInterval) {
   const Instant start{1'000'000'000};
