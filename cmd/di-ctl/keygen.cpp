@@ -24,8 +24,9 @@ int complain(const Error& error) {
 Status write_whole(int fd, const std::string& text, const std::string& path) {
   const ssize_t put = ::write(fd, text.data(), text.size());
   if (put == static_cast<ssize_t>(text.size()) && ::fsync(fd) == 0) return {};
-  return put >= 0 && put < static_cast<ssize_t>(text.size()) ? Error{Code::no_space, 0, path + ": written in part"}
-                                                             : errno_error(path);
+  return put >= 0 && put < static_cast<ssize_t>(text.size())
+             ? Error{Code::no_space, 0, path + ": written in part"}
+             : errno_error(path);
 }
 
 }  // namespace
@@ -37,7 +38,8 @@ int make_keys(const std::string& instance, const std::string& folder) {
   std::vector<std::string> errors;
   const net::KeyRing ring = net::KeyRing::parse(line, "", errors);
   if (!errors.empty() || !ring.may_be(pair.public_key, instance)) {
-    std::fprintf(stderr, "di-ctl: '%s' is no instance: want PROGRAM.NAME, as in di-decode.0\n", instance.c_str());
+    std::fprintf(stderr, "di-ctl: '%s' is no instance: want PROGRAM.NAME, as in di-decode.0\n",
+                 instance.c_str());
     return daemon::exit_usage;
   }
   if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) return complain(errno_error(folder));
@@ -45,7 +47,8 @@ int make_keys(const std::string& instance, const std::string& folder) {
   const std::string public_path = folder + "/public_keys";
   const Fd secret(::open(secret_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!secret.valid()) return complain(errno_error(secret_path));
-  Status status = write_whole(secret.get(), "# secret key of " + instance + "\n" + pair.secret_key + "\n", secret_path);
+  Status status =
+      write_whole(secret.get(), "# secret key of " + instance + "\n" + pair.secret_key + "\n", secret_path);
   if (status.ok()) {
     const Fd list(::open(public_path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     status = list.valid() ? Status{} : errno_error(public_path);

@@ -25,7 +25,8 @@ class Reader {
  public:
   // `name` is what positions are reported against; relative paths in the text begin in its folder.
   explicit Reader(std::string_view name)
-      : name_(name), folder_(name.substr(0, name.rfind('/') == std::string_view::npos ? 0 : name.rfind('/') + 1)) {}
+      : name_(name),
+        folder_(name.substr(0, name.rfind('/') == std::string_view::npos ? 0 : name.rfind('/') + 1)) {}
 
   void table(Params& params, const toml::table& from, const std::string& prefix) {
     for (auto&& [key, node] : from) {
@@ -194,7 +195,10 @@ std::vector<std::string> parse_override(Params& params, std::string_view assignm
     if (params.find_tables(path) != nullptr) return {name + ": '" + path + "' is set in the file only"};
     return {name + ": unknown key '" + path + "'"};
   }
-  if (is_textual(*row) && !text.starts_with('"') && !text.starts_with('\'') && !text.starts_with('[')) {
+  // A key may begin with a bracket: that is TOML for a list only.
+  const bool is_toml =
+      text.starts_with('"') || text.starts_with('\'') || (row->type == Type::list && text.starts_with('['));
+  if (is_textual(*row) && !is_toml) {
     row->given = true;
     const Status status = row->set(textual(*row, text));
     row->at = name;

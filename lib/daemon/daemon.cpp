@@ -126,11 +126,10 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
   params.string("meta.endpoint", common.meta_endpoint,
                 {.help = "where di-meta listens; empty: ipc://RUNDIR/di-meta.0.sock"});
   params.string("meta.public_key", common.meta_public_key,
-                {.check =
-                     [](const std::string& key) -> Status {
-                       if (key.empty() || net::is_key(key)) return {};
-                       return Error{Code::invalid, 0, "want a public key of 40 characters"};
-                     },
+                {.check = [](const std::string& key) -> Status {
+                   if (key.empty() || net::is_key(key)) return {};
+                   return Error{Code::invalid, 0, "want a public key of 40 characters"};
+                 },
                  .help = "public key of di-meta; needed with net.secret_key when meta.endpoint is TCP"});
   params.choice<LogLevel>(
       "log.level", common.log_level,
@@ -154,15 +153,17 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
                 {.help = "where other instances connect; empty: ipc://RUNDIR/INSTANCE.sock"});
   params.string("net.advertise", common.net_advertise,
                 {.help = "the address others are told; empty: what was bound"});
-  params.string("net.secret_key", common.net_secret_key,
-                {.path = true,
-                 .help = "file with the secret key of this instance, mode 0600, or folder of INSTANCE.secret; "
-                         "empty: no encryption"});
-  params.string("net.public_keys", common.net_public_keys,
-                {.reloadable = true,
-                 .path = true,
-                 .help = "file of the public keys that may talk to this instance; its contents are read again "
-                         "at each reload"});
+  params.string(
+      "net.secret_key", common.net_secret_key,
+      {.path = true,
+       .help = "file with the secret key of this instance, mode 0600, or folder of INSTANCE.secret; "
+               "empty: no encryption"});
+  params.string(
+      "net.public_keys", common.net_public_keys,
+      {.reloadable = true,
+       .path = true,
+       .help = "file of the public keys that may talk to this instance; its contents are read again "
+               "at each reload"});
   params.boolean("net.insecure", common.net_insecure,
                  {.help = "allow addresses beyond loopback without keys"});
   params.duration("drain.timeout", common.drain_timeout,
@@ -212,7 +213,8 @@ void load_keys(Startup::Reading& reading, const CommonConfig& common, std::strin
   if (!common.net_public_keys.empty()) {
     reading.public_keys = net::KeyRing::read(common.net_public_keys, reading.errors);
   }
-  static constexpr std::string_view want = "without keys: set net.secret_key, or net.insecure in a closed network";
+  static constexpr std::string_view want =
+      "without keys: set net.secret_key, or net.insecure in a closed network";
   if (!common.net_bind.empty() && !net::is_local(common.net_bind) && !keyed && !common.net_insecure) {
     wrong("net.bind", common.net_bind + " would serve other machines " + std::string(want));
   }
@@ -296,9 +298,8 @@ struct Daemon::Impl {
     count("di_net_peers_lost_total", "peers lost", net.peers_lost);
     const net::TransportCounters& calls = transport->counters();
     const auto refused = [&](std::string_view reason, const std::uint64_t& value) {
-      metrics.counter_from(
-          "di_net_refused_total", "callers refused", [&value] { return value; },
-          {{"reason", std::string(reason)}});
+      metrics.counter_from("di_net_refused_total", "callers refused", [&value] { return value; },
+                           {{"reason", std::string(reason)}});
     };
     refused("key", calls.keys_refused);
     refused("handshake", calls.handshakes_refused);

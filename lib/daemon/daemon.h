@@ -60,8 +60,8 @@ struct CommonConfig {
   std::string net_host;        // empty: the name of the machine
   std::string net_rack;
   std::string net_zone;
-  std::string net_bind;       // empty: ipc://RUNDIR/INSTANCE.sock
-  std::string net_advertise;  // empty: what was bound
+  std::string net_bind;         // empty: ipc://RUNDIR/INSTANCE.sock
+  std::string net_advertise;    // empty: what was bound
   std::string net_secret_key;   // a file, or a folder with INSTANCE.secret; empty: no CURVE
   std::string net_public_keys;  // a file
   bool net_insecure = false;

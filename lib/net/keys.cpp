@@ -50,7 +50,8 @@ bool is_key(std::string_view text) {
 Result<KeyPair> key_pair_read(const std::string& path, std::string_view instance) {
   struct stat info {};
   std::string file = path;
-  if (::stat(file.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) file += "/" + std::string(instance) + ".secret";
+  if (::stat(file.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
+    file += "/" + std::string(instance) + ".secret";
   const Result<std::string> text = file_read(file, 4096);
   if (!text) return text.error();
   if (::stat(file.c_str(), &info) != 0) return errno_error(file);

@@ -59,7 +59,7 @@ class KeyRing {
 
  private:
   std::map<std::string, std::string, std::less<>> names_;  // by key; empty: any
-  std::set<std::string, std::less<>> taken_;                // names that stand beside a key
+  std::set<std::string, std::less<>> taken_;               // names that stand beside a key
 };
 
 }  // namespace di::net

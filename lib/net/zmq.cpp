@@ -21,7 +21,8 @@ namespace {
 
 constexpr const char* zap_address = "inproc://zeromq.zap.01";  // RFC 27
 constexpr std::string_view zap_domain = "di";
-constexpr std::size_t zap_frames = 9;  // routing id, empty, version, request, domain, address, id, mechanism, key
+constexpr std::size_t zap_frames =
+    9;  // routing id, empty, version, request, domain, address, id, mechanism, key
 constexpr std::size_t key_bytes = 32;
 
 // Incoming connections are named by the 32 bits of the routing id that the ROUTER draws for each.
@@ -387,7 +388,8 @@ class ZmqTransport final : public Transport {
   Result<ConnectionId> connect(const std::string& address, const std::string& server_key) override {
     const bool wants_keys = !is_ipc(address) && (curve_ || !server_key.empty());
     if (wants_keys && !curve_) {
-      return Error{Code::denied, 0, "connect " + address + ": it has a key and we have none: set net.secret_key"};
+      return Error{Code::denied, 0,
+                   "connect " + address + ": it has a key and we have none: set net.secret_key"};
     }
     if (wants_keys && !is_key(server_key)) {
       return Error{Code::denied, 0, "connect " + address + ": its public key is not known"};

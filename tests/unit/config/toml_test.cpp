@@ -43,6 +43,8 @@ TEST_F(Override, NeedsNoQuotes) {
   EXPECT_EQ(sample.tags, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(error("tags=[\"p\"]"), "");
   EXPECT_EQ(sample.tags, (std::vector<std::string>{"p"}));
+  EXPECT_EQ(error("name=[x]{y"), "");
+  EXPECT_EQ(sample.name, "[x]{y") << "a bracket begins a list in a row of lists only";
 }
 
 TEST_F(Override, HasTheSameChecksAsTheFile) {
@@ -72,6 +74,20 @@ TEST(Path, RelativeOnesInAFileBeginInItsFolder) {
   EXPECT_EQ(sample.root, "");
   EXPECT_TRUE(parse_override(params, "model.root=m").empty());
   EXPECT_EQ(sample.root, "m");
+}
+
+TEST(Place, OfAValueIsKnownForChecksOverSeveralRows) {
+  Sample sample;
+  Params params;
+  bind_sample(params, sample);
+  EXPECT_TRUE(parse_text(params, "name = \"n\"\n[kv]\n  pool = \"2MiB\"\n", "etc/x.toml").empty());
+  EXPECT_EQ(params.find("name")->at, "etc/x.toml:1:8");
+  EXPECT_EQ(params.find("kv.pool")->at, "etc/x.toml:3:10");
+  EXPECT_EQ(params.find("flag")->at, "");
+  EXPECT_TRUE(parse_override(params, "name=m").empty());
+  EXPECT_TRUE(parse_override(params, "net.port=81").empty());
+  EXPECT_EQ(params.find("name")->at, "-o name=m");
+  EXPECT_EQ(params.find("net.port")->at, "-o net.port=81");
 }
 
 TEST(File, MissingFileSaysSo) {

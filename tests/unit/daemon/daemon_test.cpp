@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -193,6 +194,64 @@ TEST_F(DaemonTest, EveryConfigurationErrorIsReportedAndStatusIs78) {
                              "di-probe: -o log.level=loud: unknown word \"loud\": want \"error\", \"warn\", "
                              "\"info\" or \"debug\"\n");
   EXPECT_FALSE(std::filesystem::exists(folder + "/run"));
+}
+
+TEST_F(DaemonTest, WhatOthersCanReachNeedsKeysOrTheWord) {
+  const std::string want = "without keys: set net.secret_key, or net.insecure in a closed network\n";
+  const std::string path =
+      file("open.toml", "[net]\nbind = \"tcp://0.0.0.0:0\"\n[meta]\nendpoint = \"tcp://10.0.0.1:7400\"\n");
+  EXPECT_EQ(run({"-f", path}), exit_config);
+  EXPECT_EQ(read("err"), "di-probe: " + path + ":2:8: net.bind: tcp://0.0.0.0:0 would serve other machines " +
+                             want + "di-probe: " + path +
+                             ":4:12: meta.endpoint: tcp://10.0.0.1:7400 would be used " + want);
+  EXPECT_EQ(run({"-n", "-f", path, "-o", "net.insecure=true"}), exit_ok);
+  EXPECT_EQ(run({"-n", "-o", "net.bind=tcp://127.0.0.1:0", "-o", "meta.endpoint=tcp://127.0.0.1:1"}),
+            exit_ok);
+}
+
+TEST_F(DaemonTest, WrongKeyFilesAreFoundBeforeAnythingStarts) {
+  const net::KeyPair pair = net::key_pair_make();
+  const std::string secret = file("di-probe.0.secret", pair.secret_key + "\n");
+  ASSERT_EQ(::chmod(secret.c_str(), 0644), 0);
+  const std::string keys = file("keys", "# nobody\nshort\n");
+  const std::string path =
+      file("keys.toml",
+           "[net]\nsecret_key = \"di-probe.0.secret\"\npublic_keys = \"keys\"\ninsecure = true\n"
+           "[meta]\nendpoint = \"tcp://127.0.0.1:1\"\npublic_key = \"short\"\n");
+  EXPECT_EQ(run({"-f", path}), exit_config);
+  EXPECT_EQ(read("err"),
+            "di-probe: " + path + ":7:14: meta.public_key: want a public key of 40 characters\n");
+  std::filesystem::remove(folder + "/err");
+  file("keys.toml",
+       "[net]\nsecret_key = \"di-probe.0.secret\"\npublic_keys = \"keys\"\ninsecure = true\n"
+       "[meta]\nendpoint = \"tcp://127.0.0.1:1\"\n");
+  EXPECT_EQ(run({"-f", path}), exit_config);
+  EXPECT_EQ(read("err"), "di-probe: " + path + ":2:14: net.secret_key: " + secret +
+                             ": others than its owner may use it: chmod 600\n" + "di-probe: " + path +
+                             ":4:12: net.insecure: has no meaning with net.secret_key\n" + "di-probe: " +
+                             keys + ":2:1: want a public key of 40 characters\n" + "di-probe: " + path +
+                             ":6:12: meta.endpoint: tcp://127.0.0.1:1 needs meta.public_key\n");
+  std::filesystem::remove(folder + "/err");
+  EXPECT_EQ(run({"-o", "net.public_keys=" + keys}), exit_config);
+  EXPECT_NE(read("err").find("net.public_keys: has no meaning without net.secret_key"), std::string::npos);
+}
+
+TEST_F(DaemonTest, ReloadReadsTheKeysAgainAndAFileWithAnErrorChangesNothing) {
+  const net::KeyPair pair = net::key_pair_make();
+  const std::string secret = file("di-probe.0.secret", pair.secret_key + "\n");
+  ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
+  const std::string keys = file("keys", pair.public_key + " di-probe.0\n");
+  const Process process = start({"-o", "net.secret_key=" + folder, "-o", "net.public_keys=" + keys, "-o",
+                                 "net.bind=tcp://127.0.0.1:0"});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  file("keys", pair.public_key + " di-probe.0\n" + pair.public_key + "\n");
+  EXPECT_EQ(ask({"reload"})["error"], keys + ":2:1: this key stands in the file already");
+  file("keys", "");
+  EXPECT_EQ(ask({"reload"})["error"], "");
+  std::filesystem::remove(keys);
+  EXPECT_NE(ask({"reload"})["error"].find("keys"), std::string::npos);
+  ::kill(process.pid, SIGTERM);
+  EXPECT_EQ(await_exit(process), exit_ok);
 }
 
 TEST_F(DaemonTest, UsageErrorsAre64) {

@@ -182,12 +182,13 @@ TEST_F(CurveTest, KeyRemovedBetweenHandshakeAndFirstMessageIsRefused) {
 }
 
 TEST(Addresses, WhatOtherMachinesCanReach) {
-  for (const char* local : {"ipc:///run/di/x.sock", "tcp://127.0.0.1:0", "tcp://127.8.0.1:1", "tcp://localhost:80",
-                            "tcp://[::1]:0"}) {
+  for (const char* local : {"ipc:///run/di/x.sock", "tcp://127.0.0.1:0", "tcp://127.8.0.1:1",
+                            "tcp://localhost:80", "tcp://[::1]:0"}) {
     EXPECT_TRUE(is_local(local)) << local;
   }
-  for (const char* far : {"tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.0.0.1:0", "tcp://[::]:0", "tcp://127.example.org:1",
-                          "tcp://localhost.example.org:1", "tcp://lo:1", "tcp://127.0.0.1", "udp://127.0.0.1:1", ""}) {
+  for (const char* far :
+       {"tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.0.0.1:0", "tcp://[::]:0", "tcp://127.example.org:1",
+        "tcp://localhost.example.org:1", "tcp://lo:1", "tcp://127.0.0.1", "udp://127.0.0.1:1", ""}) {
     EXPECT_FALSE(is_local(far)) << far;
   }
 }
@@ -198,7 +199,8 @@ TEST(Addresses, WhatOtherMachinesCanReach) {
 class CurveNet final : public Net {
  public:
   std::unique_ptr<Transport> make(loop::Loop& loop) override {
-    return make_zmq_transport(loop, Curve{own, [this](std::string_view key) { return ring.may_be(key, ""); }});
+    return make_zmq_transport(loop,
+                              Curve{own, [this](std::string_view key) { return ring.may_be(key, ""); }});
   }
   std::string address(const std::string&) override { return any_port; }
   Endpoint::Options options() {

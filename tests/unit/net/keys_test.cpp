@@ -33,9 +33,9 @@ class KeysTest : public testing::Test {
 
 TEST_F(KeysTest, RingReadsKeysNamesAndComments) {
   std::vector<std::string> errors;
-  const KeyRing ring = KeyRing::parse("# room 2\n\n  " + key_a + "\tdi-decode.0  # the old one\r\n" + key_b +
-                                          " di-decode.0\n" + key_c,
-                                      "keys", errors);
+  const KeyRing ring = KeyRing::parse(
+      "# room 2\n\n  " + key_a + "\tdi-decode.0  # the old one\r\n" + key_b + " di-decode.0\n" + key_c,
+      "keys", errors);
   EXPECT_TRUE(errors.empty()) << errors.front();
   EXPECT_EQ(ring.count(), 3u);
   EXPECT_TRUE(ring.may_be(key_a, "di-decode.0"));
@@ -100,7 +100,8 @@ TEST_F(KeysTest, SecretIsReadFromAFileOrAFolderThatOnlyItsOwnerMayUse) {
     EXPECT_EQ(error.code, Code::denied);
     EXPECT_EQ(error.message, folder + "/open: others than its owner may use it: chmod 600");
   }
-  for (const std::string& text : {std::string(), pair.secret_key + "\n" + pair.secret_key, std::string("short\n")}) {
+  for (const std::string& text :
+       {std::string(), pair.secret_key + "\n" + pair.secret_key, std::string("short\n")}) {
     EXPECT_EQ(key_pair_read(file("wrong", text, 0600), "di-decode.0").error().code, Code::invalid);
   }
 }
