@@ -6,6 +6,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <functional>
@@ -15,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
 #include "transfer/fabric.h"
 
 namespace di::transfer {
@@ -22,22 +25,38 @@ namespace di::transfer {
 inline constexpr std::size_t test_slots = 5;
 inline constexpr std::size_t test_slot_bytes = 4 << 20;
 
+// On a memfd, so that another "process" can map it: generations in the first 4 KiB, then the slots.
 class TestRegion final : public Region {
  public:
-  TestRegion() : memory(test_slots * test_slot_bytes) {
-    for (auto& generation : generations) generation = 1;
+  static constexpr std::size_t index_bytes = 4096;
+  static constexpr std::size_t file_bytes = index_bytes + test_slots * test_slot_bytes;
+
+  TestRegion() : TestRegion(Fd(::memfd_create("region", MFD_CLOEXEC))) {
+    for (std::size_t slot = 0; slot < test_slots; ++slot) generations[slot] = 1;
   }
+  explicit TestRegion(Fd file) : fd(std::move(file)) {
+    EXPECT_EQ(::ftruncate(fd.get(), file_bytes), 0);
+    void* at = ::mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    EXPECT_NE(at, MAP_FAILED);
+    base = static_cast<std::byte*>(at);
+    generations = reinterpret_cast<std::atomic<std::uint32_t>*>(base);
+  }
+  ~TestRegion() override { ::munmap(base, file_bytes); }
+  TestRegion(const TestRegion&) = delete;
+  TestRegion& operator=(const TestRegion&) = delete;
+
   Result<MutableByteView> resolve(const SlotName& name) override {
     if (name.slot >= test_slots) return Error{Code::invalid, 0, "no such slot"};
     if (generations[name.slot] != name.generation) return Error{Code::stale, 0, "another page by now"};
     return slot(name.slot);
   }
-  MutableByteView slot(std::size_t index) {
-    return MutableByteView(memory).subspan(index * test_slot_bytes, test_slot_bytes);
+  [[nodiscard]] MutableByteView slot(std::size_t index) const {
+    return {base + index_bytes + index * test_slot_bytes, test_slot_bytes};
   }
 
-  Bytes memory;
-  std::array<std::atomic<std::uint32_t>, test_slots> generations;
+  Fd fd;
+  std::byte* base = nullptr;
+  std::atomic<std::uint32_t>* generations = nullptr;
 };
 
 struct Node {
@@ -111,5 +130,7 @@ class World {
 };
 
 std::unique_ptr<World> make_tcp_world(bool sealed);
+std::unique_ptr<World> make_shm_world();
+std::unique_ptr<World> make_loopback_world(bool sealed);
 
 }  // namespace di::transfer
