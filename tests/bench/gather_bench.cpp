@@ -109,7 +109,9 @@ void measure(const kv::Layout& layout, bool on_host, std::uint64_t payload_bytes
   std::byte* pool = nullptr;
   std::byte* pages_at = nullptr;
   std::byte* flat = nullptr;
-  std::byte* lists = nullptr;
+  std::byte* lists = nullptr;         // as an engine makes them
+  std::byte* device_lists = nullptr;  // where the kernel reads them: sent along with every copy
+  const std::size_t list_bytes = sizeof(BlockCopy) * count;
   ok(cudaMalloc(&pool, offsets.back()), "pool");
   ok(cudaMalloc(&flat, pages_bytes), "target of the contiguous copy");
   ok(on_host ? cudaMallocHost(&pages_at, pages_bytes) : cudaMalloc(&pages_at, pages_bytes), "pages");
@@ -117,15 +119,16 @@ void measure(const kv::Layout& layout, bool on_host, std::uint64_t payload_bytes
   ok(on_host ? cudaMemcpy(pages_at, pool, std::min(pages_bytes, offsets.back()), cudaMemcpyDefault)
              : cudaMemset(pages_at, 2, pages_bytes),
      "fill");
-  ok(cudaMallocHost(&lists, sizeof(BlockCopy) * count * layout.groups()), "lists");
+  ok(cudaMallocHost(&lists, list_bytes * layout.groups()), "lists");
+  ok(cudaMalloc(&device_lists, list_bytes * layout.groups()), "lists");
   std::vector<Copy> copies(layout.groups());
   for (std::uint32_t group = 0; group < layout.groups(); ++group) {
     copies[group].planes = support::group_planes(layout, group, offsets, pool);
     copies[group].blocks = support::group_blocks(layout, group, page_blocks, pages_at, pool_blocks);
-    std::byte* const list = lists + sizeof(BlockCopy) * count * group;
-    std::memcpy(list, copies[group].blocks.data(), sizeof(BlockCopy) * count);
-    copies[group].device_blocks = reinterpret_cast<const BlockCopy*>(list);
+    std::memcpy(lists + list_bytes * group, copies[group].blocks.data(), list_bytes);
+    copies[group].device_blocks = reinterpret_cast<const BlockCopy*>(device_lists + list_bytes * group);
   }
+  ok(cudaDeviceSynchronize(), "fill");
   cudaStream_t stream = nullptr;
   ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
 
@@ -147,6 +150,8 @@ void measure(const kv::Layout& layout, bool on_host, std::uint64_t payload_bytes
     row("contiguous", flat_rate);
     for (const std::uint32_t sm_max : {0u, 4u, 16u}) {
       const double seconds = seconds_of(stream, [&] {
+        ok(cudaMemcpyAsync(device_lists, lists, list_bytes * layout.groups(), cudaMemcpyDefault, stream),
+           "lists");
         for (const Copy& copy : copies) {
           ok(kernels::page_copy_cuda(
                  {direction, copy.planes.data(), static_cast<std::uint32_t>(copy.planes.size()),
@@ -170,6 +175,7 @@ void measure(const kv::Layout& layout, bool on_host, std::uint64_t payload_bytes
   }
   ok(cudaStreamDestroy(stream), "stream");
   ok(cudaFreeHost(lists), "free");
+  ok(cudaFree(device_lists), "free");
   ok(on_host ? cudaFreeHost(pages_at) : cudaFree(pages_at), "free");
   ok(cudaFree(flat), "free");
   ok(cudaFree(pool), "free");

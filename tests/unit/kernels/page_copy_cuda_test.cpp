@@ -71,6 +71,9 @@ class PageCopyCuda : public ::testing::Test {
       Bytes want_pool = pool, want_pages = pages;
       ok(cudaMemcpy(pool_memory.at, pool.data(), pool_bytes, cudaMemcpyDefault));
       ok(cudaMemcpy(pages_memory.at, pages.data(), pages_bytes, cudaMemcpyDefault));
+      // A copy from pageable memory may return before its last bytes arrive, and this stream waits for no
+      // other.
+      ok(cudaDeviceSynchronize());
       for (std::uint32_t group = 0; group < layout.groups(); ++group) {
         const auto host_planes = support::group_planes(layout, group, offsets, want_pool.data());
         const auto host_blocks =
