@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <vector>
 
 #include "base/fd.h"
 #include "daemon/exit.h"
@@ -32,16 +31,13 @@ Status write_whole(int fd, const std::string& text, const std::string& path) {
 }  // namespace
 
 int make_keys(const std::string& instance, const std::string& folder) {
-  const net::KeyPair pair = net::key_pair_make();
-  const std::string line = pair.public_key + " " + instance + "\n";
-  // A name that the list would not take is no name here either.
-  std::vector<std::string> errors;
-  const net::KeyRing ring = net::KeyRing::parse(line, "", errors);
-  if (!errors.empty() || !ring.may_be(pair.public_key, instance)) {
+  if (!net::is_instance(instance)) {
     std::fprintf(stderr, "di-ctl: '%s' is no instance: want PROGRAM.NAME, as in di-decode.0\n",
                  instance.c_str());
     return daemon::exit_usage;
   }
+  const net::KeyPair pair = net::key_pair_make();
+  const std::string line = pair.public_key + " " + instance + "\n";
   if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) return complain(errno_error(folder));
   const std::string secret_path = folder + "/" + instance + ".secret";
   const std::string public_path = folder + "/public_keys";

@@ -33,18 +33,18 @@ std::vector<Word> words_of(std::string_view line) {
   return words;
 }
 
-bool is_name(std::string_view text) {
-  return text.size() <= key_name_chars_max && text.find('.') != std::string_view::npos &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
-         });
-}
-
 }  // namespace
 
 bool is_key(std::string_view text) {
   return text.size() == key_chars && text.front() != '#' &&
          text.find_first_not_of(z85) == std::string_view::npos;
+}
+
+bool is_instance(std::string_view text) {
+  return text.size() <= key_name_chars_max && text.find('.', 1) != std::string_view::npos &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
+         });
 }
 
 Result<KeyPair> key_pair_read(const std::string& path, std::string_view instance) {
@@ -90,7 +90,7 @@ KeyRing KeyRing::parse(std::string_view text, const std::string& name, std::vect
       wrong(words[0].column, "want a public key of 40 characters");
       continue;
     }
-    if (words.size() > 1 && !is_name(words[1].text)) {
+    if (words.size() > 1 && !is_instance(words[1].text)) {
       wrong(words[1].column, "want the name of an instance, as in di-decode.0");
       continue;
     }

@@ -34,6 +34,8 @@ struct KeyPair {
 
 // 40 characters of Z85, the first no `#`.
 [[nodiscard]] bool is_key(std::string_view text);
+// PROGRAM.NAME.
+[[nodiscard]] bool is_instance(std::string_view text);
 
 // A new pair, from the operating system's generator.  (This and the next are in net/zmq.cpp.)
 [[nodiscard]] KeyPair key_pair_make();
