@@ -1,6 +1,7 @@
 #include "host_role.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/checksum.h"
 #include "base/log.h"
@@ -52,6 +53,11 @@ void host_params(config::Params& params, HostConfig& config) {
       {.def = seconds(60),
        .min = seconds(1),
        .help = "how long a hand-over keeps its pages without an answer, and an expected seat its room"});
+  params.duration("kv.handover_wait", config.handover_wait,
+                  {.def = seconds(10),
+                   .min = milliseconds(100),
+                   .help = "a hand-over to another host that the link will not have moved within this time, or that "
+                           "stands still for it, is given up; the prompt is read again near its seat"});
 }
 
 // ---- The arena -------------------------------------------------------------------------------------------
@@ -81,7 +87,69 @@ class HostRole::Port final : public host::ArenaPort {
   kv::ArenaOwner& arena_;
 };
 
-HostRole::HostRole(const HostConfig& config) : config_(config) {}
+// ---- The data plane --------------------------------------------------------------------------------------
+
+class HostRole::Data final : public host::DataPort, public transfer::Region {
+ public:
+  explicit Data(kv::ArenaOwner& arena) : arena_(arena) {}
+  void set_fabric(transfer::Fabric* fabric) { fabric_ = fabric; }
+
+  Result<MutableByteView> resolve(const transfer::SlotName& slot) override {
+    return arena_.slot_bytes(slot.slot, slot.generation);
+  }
+
+  Status expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,
+                std::vector<transfer::SlotName> slots) override {
+    if (fabric_ == nullptr) return Error{Code::busy, 0, "no data plane: transfer.bind is not set"};
+    if (exposed_.insert({peer, transfer}).second) {
+      const Status opened = fabric_->expose(peer, transfer, access, std::move(slots));
+      if (!opened.ok()) exposed_.erase({peer, transfer});
+      return opened;
+    }
+    return fabric_->extend(peer, transfer, std::move(slots));
+  }
+  void conceal(const wire::Peer& peer, std::uint64_t transfer) override {
+    exposed_.erase({peer, transfer});
+    if (fabric_ != nullptr) fabric_->conceal(peer, transfer);
+  }
+  Status push(std::uint64_t push, const wire::Peer& peer, std::uint64_t transfer, const transfer::Place& to,
+              std::uint64_t offset, transfer::Class cls) override {
+    if (fabric_ == nullptr) return Error{Code::unreachable, 0, "no data plane: transfer.bind is not set"};
+    const Result<transfer::OpId> op =
+        fabric_->write(peer, transfer, to, arena_.payload(offset, to.bytes), cls);
+    if (!op) return op.error();
+    ops_.emplace(push, *op);
+    pushes_.emplace(*op, push);
+    return {};
+  }
+  void cancel(std::uint64_t push) override {
+    if (const auto found = ops_.find(push); found != ops_.end()) fabric_->cancel(found->second);
+  }
+  double rate(const wire::Peer& peer) const override {
+    return fabric_ == nullptr ? 0 : fabric_->link(peer).bytes_per_s;
+  }
+  // The push that an operation was for.
+  std::uint64_t done(transfer::OpId op) {
+    const auto found = pushes_.find(op);
+    if (found == pushes_.end()) return 0;
+    const std::uint64_t push = found->second;
+    pushes_.erase(found);
+    ops_.erase(push);
+    return push;
+  }
+  void peer_lost(const wire::Peer& peer) {
+    std::erase_if(exposed_, [&](const auto& item) { return item.first == peer; });
+  }
+
+ private:
+  kv::ArenaOwner& arena_;
+  transfer::Fabric* fabric_ = nullptr;
+  std::set<std::pair<wire::Peer, std::uint64_t>> exposed_;
+  std::map<std::uint64_t, transfer::OpId> ops_;  // by push
+  std::map<transfer::OpId, std::uint64_t> pushes_;
+};
+
+HostRole::HostRole(const HostConfig& config, const DataConfig& data) : config_(config), data_config_(data) {}
 HostRole::~HostRole() = default;
 
 Status HostRole::on_prepare(daemon::Daemon& daemon) {
@@ -96,6 +164,7 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
   if (!made) return made.error();
   arena_ = *std::move(made);
   port_ = std::make_unique<Port>(*arena_);
+  data_ = std::make_unique<Data>(*arena_);
 
   host::Core::Options options;
   options.self.instance = std::string(daemon.instance());
@@ -106,7 +175,8 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
   options.writeback.admit = config_.admit;
   options.writeback.queue_pages = config_.writeback_queue_pages;
   options.handover.hold = config_.hold;
-  core_ = std::make_unique<host::Core>(options, *port_);
+  options.handover.push_wait = config_.handover_wait;
+  core_ = std::make_unique<host::Core>(options, *port_, *data_);
   log_info("host", "arena made",
            {{"bytes", arena_->bytes()}, {"slots", arena.slots_max}, {"prefault", config_.prefault}});
   return {};
@@ -126,11 +196,29 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
     if (touched_) turn();
   });
 
+  auto plane = DataPlane::start(daemon, data_config_, data_.get(),
+                                {.done =
+                                     [this](transfer::OpId op, Code code) {
+                                       const std::uint64_t push = data_->done(op);
+                                       if (push == 0) return;
+                                       core_->on_pushed(push, code, now());
+                                       touched_ = true;
+                                     },
+                                 .concealed =
+                                     [this](const wire::Peer& peer, transfer::TransferId transfer) {
+                                       core_->on_concealed(peer, transfer, now());
+                                       touched_ = true;
+                                     }});
+  if (!plane) return plane.error();
+  plane_ = *std::move(plane);
+  data_->set_fabric(plane_->fabric());
+
   net::take_messages<wire::kv_prefetch, wire::kv_release, wire::kv_fetch, wire::kv_open, wire::kv_sealed,
-                     wire::kv_expect, wire::kv_handover, wire::handover_open, wire::handover_opened,
-                     wire::handover_sealed, wire::handover_ack, wire::kv_read_done,
-                     wire::kv_read_cancelled, wire::kv_put_done, wire::meta_planned, wire::meta_put_opened,
-                     wire::meta_put_committed, wire::meta_arena_resync>(
+                     wire::kv_expect, wire::kv_push, wire::kv_handover, wire::handover_open,
+                     wire::handover_opened, wire::handover_pages, wire::handover_slots, wire::handover_pushed,
+                     wire::handover_sealed, wire::handover_ack, wire::arena_read, wire::kv_read_done,
+                     wire::kv_read_cancel, wire::kv_read_cancelled, wire::kv_put_done, wire::meta_planned,
+                     wire::meta_put_opened, wire::meta_put_committed, wire::meta_arena_resync>(
       daemon_->endpoint(), [this](const net::Incoming& in) { deliver(in); });
   net::Endpoint& endpoint = daemon.endpoint();
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
@@ -142,8 +230,10 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
   net::Member self = daemon.self_member();
   self.role = "host";
   self.control = *address;
+  self.data = plane_->endpoint();
   net::MetaClient::Events events;
   events.registered = [this](const wire::meta_registered& registered) {
+    plane_->registered({std::string(daemon_->instance()), registered.generation});
     core_->set_self({std::string(daemon_->instance()), registered.generation});
     arena_->set_generation(registered.generation);
     listen_arena();
@@ -206,7 +296,9 @@ void HostRole::deliver(const net::Incoming& in) {
 void HostRole::peer_up(const net::Member& member) {
   const host::PeerKind kind = host::peer_kind(member.program, member.role);
   const host::Peer peer{member.instance, member.generation};
+  const bool remote = member.host != daemon_->endpoint().self().host;
   peers_[member.id] = peer;
+  plane_->peer_up(member);
   touched_ = true;
   if (kind == host::PeerKind::rank && !member.layout.empty()) {
     const auto layout = kv::Layout::decode(member.layout);
@@ -214,11 +306,11 @@ void HostRole::peer_up(const net::Member& member) {
     if (!taken.ok()) {
       // Its pages would have other sizes than everybody else's: it gets no answers, and computes alone.
       log_error("host", "layout refused", {{"peer", member.instance}, {"error", taken.error()}});
-      core_->on_peer_up(peer, host::PeerKind::other, now());
+      core_->on_peer_up(peer, host::PeerKind::other, remote, now());
       return;
     }
   }
-  core_->on_peer_up(peer, kind, now());
+  core_->on_peer_up(peer, kind, remote, now());
 }
 
 void HostRole::peer_lost(net::PeerId id, std::uint32_t generation) {
@@ -227,6 +319,8 @@ void HostRole::peer_lost(net::PeerId id, std::uint32_t generation) {
   const host::Peer peer = std::move(found->second);
   peers_.erase(found);
   core_->on_peer_lost(peer, now());
+  data_->peer_lost(peer);
+  plane_->peer_lost(peer);
   touched_ = true;
 }
 
@@ -432,8 +526,9 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_plans_total", "Plans asked of di-meta", fetch.plans);
   counter("di_kv_plans_failed_total", "Plans without an answer", fetch.plans_failed);
   counter("di_kv_plans_malformed_total", "Pages of plans that do not fit the layout", fetch.plans_malformed);
-  counter("di_kv_reads_total", "Pages asked of stores", fetch.reads);
-  counter("di_kv_read_bytes_total", "Bytes from stores, verified", fetch.read_bytes);
+  counter("di_kv_reads_total", "Pages asked of stores and other arenas", fetch.reads);
+  counter("di_kv_arena_reads_total", "Pages asked of other arenas", fetch.arena_reads);
+  counter("di_kv_read_bytes_total", "Bytes that came, verified", fetch.read_bytes);
   counter("di_kv_reads_failed_total", "Reads that failed or went silent", fetch.reads_failed);
   counter("di_kv_reads_corrupt_total", "Reads whose bytes did not match the plan", fetch.reads_corrupt);
   counter("di_kv_reads_cancelled_total", "Reads that nobody wanted any more", fetch.reads_cancelled);
@@ -441,7 +536,7 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_prefetched_blocks_total", "Blocks read because of a hint", fetch.prefetched_blocks);
   const host::PageCounters& pages = core_->pages().counters();
   counter("di_kv_pages_sealed_total", "Pages sealed by ranks", pages.sealed);
-  counter("di_kv_pages_filled_total", "Pages filled from stores", pages.filled);
+  counter("di_kv_pages_filled_total", "Pages filled from stores and other arenas", pages.filled);
   counter("di_kv_pages_duplicate_total", "Sealed pages that brought no new block", pages.duplicates);
   counter("di_kv_pages_evicted_total", "Pages thrown out for room", pages.evicted);
   counter("di_kv_pages_quarantined_total", "Pages that waited for their writer to let go", pages.quarantined);
@@ -464,7 +559,18 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_seats_total", "Seats expected here", hand.seats);
   counter("di_kv_seats_refused_total", "Seats without room", hand.seats_refused);
   counter("di_kv_seated_total", "Seats whose request arrived", hand.seated);
-  counter("di_kv_tails_corrupt_total", "Tails whose bytes did not match", hand.tails_corrupt);
+  counter("di_kv_handover_pages_taken_total", "Pages of other hosts taken for seats here", hand.pages_taken);
+  counter("di_kv_handover_pages_corrupt_total", "Handed-over pages and tails whose bytes did not match",
+          hand.pages_corrupt);
+  counter("di_kv_handovers_gave_up_total", "Hand-overs over a link that was too slow", hand.gave_up);
+  const host::PushCounters& push = core_->pushes().counters();
+  counter("di_kv_pushed_pages_total", "Pages written into arenas of other hosts", push.pages);
+  counter("di_kv_pushed_bytes_total", "Their bytes", push.bytes);
+  counter("di_kv_pushes_failed_total", "Pages that did not get there", push.failed);
+  counter("di_kv_pushes_cancelled_total", "Pages that nobody wanted any more on their way", push.cancelled);
+  const host::ServeCounters& serve = core_->serves().counters();
+  counter("di_kv_served_pages_total", "Pages that other hosts read here", serve.served);
+  counter("di_kv_serves_not_found_total", "Pages asked for by other hosts that are not here", serve.not_found);
   counter("di_kv_holds_lapsed_total", "Holds that ended by time", hand.lapsed);
   const host::CoreCounters& core = core_->counters();
   counter("di_kv_messages_ignored_total", "Messages about what is gone, or from who may not send them",

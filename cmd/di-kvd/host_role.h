@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "daemon/daemon.h"
+#include "data_plane.h"
 #include "host/core.h"
 #include "kv/arena.h"
 #include "transfer/shm.h"
@@ -31,13 +32,14 @@ struct HostConfig {
   host::Admit admit = host::Admit::always;
   std::uint32_t writeback_queue_pages = 0;
   Duration hold{0};
+  Duration handover_wait{0};
 };
 // The rows of the host role, in table [kv].
 void host_params(config::Params& params, HostConfig& config);
 
 class HostRole final : public daemon::Program {
  public:
-  explicit HostRole(const HostConfig& config);
+  HostRole(const HostConfig& config, const DataConfig& data);
   ~HostRole() override;
 
   Status on_prepare(daemon::Daemon& daemon) override;
@@ -48,8 +50,9 @@ class HostRole final : public daemon::Program {
   void on_dump() override;
 
  private:
-  // host::ArenaPort on the real thing.
+  // host::ArenaPort and host::DataPort on the real things.
   class Port;
+  class Data;
   // `show kv pages`: some rows a turn.
   class Listing;
 
@@ -65,9 +68,11 @@ class HostRole final : public daemon::Program {
   void register_metrics(daemon::Metrics& metrics);
 
   HostConfig config_;
+  DataConfig data_config_;
   daemon::Daemon* daemon_ = nullptr;
   std::unique_ptr<kv::ArenaOwner> arena_;
   std::unique_ptr<Port> port_;
+  std::unique_ptr<Data> data_;
   std::unique_ptr<host::Core> core_;
   std::unique_ptr<transfer::ShmServer> socket_;
   std::unique_ptr<loop::Timer> product_timer_;
@@ -82,6 +87,7 @@ class HostRole final : public daemon::Program {
   std::vector<std::unique_ptr<Listing>> listings_;
   bool touched_ = false;  // something happened in this turn
   bool stopping_ = false;
+  std::unique_ptr<DataPlane> plane_;  // last: its thread uses the arena
 };
 
 }  // namespace di::kvd

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "daemon/daemon.h"
+#include "data_plane.h"
 #include "host_role.h"
 #include "store_role.h"
 
@@ -12,6 +13,7 @@ enum class Role : std::uint8_t { host, store };
 struct Config {
   daemon::CommonConfig common;
   Role role = Role::host;
+  DataConfig data;
   HostConfig host;
   StoreConfig store;
 };

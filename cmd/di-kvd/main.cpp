@@ -16,9 +16,9 @@ int main(int argc, char** argv) {
   // Neither role has anything to reload besides the skeleton's own rows.
   const di::daemon::Reload reload = [](const std::any&) -> di::Status { return {}; };
   if (parsed.config.role == di::kvd::Role::host) {
-    di::kvd::HostRole program(parsed.config.host);
+    di::kvd::HostRole program(parsed.config.host, parsed.config.data);
     return di::daemon::run_program(parsed.startup, program, reload);
   }
-  di::kvd::StoreRole program(parsed.config.store);
+  di::kvd::StoreRole program(parsed.config.store, parsed.config.data);
   return di::daemon::run_program(parsed.startup, program, reload);
 }

@@ -138,8 +138,13 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   };
   hooks.put_written = [this](std::function<void()> answer) { put_written(std::move(answer)); };
   if (armed("kvd_mid_segment")) hooks.mid_segment = [] { daemon::fault(FaultPoint::kvd_mid_segment); };
+  auto plane = DataPlane::start(
+      daemon, data_config_, nullptr,
+      {.done = [this](transfer::OpId op, Code code) { server_->moved(op, code); }, .concealed = {}});
+  if (!plane) return plane.error();
+  plane_ = *std::move(plane);
   server_ = std::make_unique<store::Server>(daemon.loop(), std::move(disk_), std::move(volume_),
-                                            std::move(options), std::move(hooks));
+                                            plane_->fabric(), std::move(options), std::move(hooks));
   register_metrics(daemon.metrics());
 
   net::Endpoint& endpoint = daemon.endpoint();
@@ -151,8 +156,10 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
 
   net::Member self = daemon.self_member();
   self.role = "store";
+  self.data = plane_->endpoint();
   net::MetaClient::Events events;
   events.registered = [this](const wire::meta_registered& answer) {
+    plane_->registered({std::string(daemon_->instance()), answer.generation});
     server_->set_self({std::string(daemon_->instance()), answer.generation});
     daemon_->ready();
   };
@@ -178,6 +185,7 @@ void StoreRole::on_stop(daemon::Daemon& daemon) {
 
 void StoreRole::peer_up(const net::Member& member) {
   peers_[member.id] = member;
+  plane_->peer_up(member);
   const store::Peer peer{member.instance, member.generation};
   if (member.program == "di-meta") {
     server_->meta_up(peer);
@@ -194,6 +202,7 @@ void StoreRole::peer_lost(net::PeerId id) {
     server_->meta_lost(peer);
   } else {
     server_->host_lost(peer);
+    plane_->peer_lost(peer);
   }
   peers_.erase(found);
 }

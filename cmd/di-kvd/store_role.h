@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/daemon.h"
+#include "data_plane.h"
 #include "store/server.h"
 
 namespace di::kvd {
@@ -29,7 +30,7 @@ Status store_validate(const StoreConfig& config);
 
 class StoreRole final : public daemon::Program {
  public:
-  explicit StoreRole(StoreConfig config) : config_(std::move(config)) {}
+  StoreRole(StoreConfig config, DataConfig data) : config_(std::move(config)), data_config_(std::move(data)) {}
 
   // Opens the volume, or makes it when there is none.
   Status on_prepare(daemon::Daemon& daemon) override;
@@ -47,12 +48,14 @@ class StoreRole final : public daemon::Program {
   void put_written(std::function<void()> answer);
 
   StoreConfig config_;
+  DataConfig data_config_;
   daemon::Daemon* daemon_ = nullptr;
   bool direct_ = false;
   std::unique_ptr<store::Disk> disk_;      // until on_start
   std::unique_ptr<store::Volume> volume_;  // until on_start
   std::unordered_map<net::PeerId, net::Member> peers_;
   std::vector<std::unique_ptr<loop::Timer>> delayed_;  // answers held back by a fault point
+  std::unique_ptr<DataPlane> plane_;
   std::unique_ptr<store::Server> server_;
 };
 

@@ -30,4 +30,8 @@ inline constexpr Instant instant_never{INT64_MAX};
   return std::chrono::duration_cast<milliseconds>(d).count();
 }
 
+[[nodiscard]] inline double to_s(Duration d) {
+  return std::chrono::duration<double>(d).count();
+}
+
 }  // namespace di

@@ -12,13 +12,15 @@ PeerKind peer_kind(std::string_view program, std::string_view role) {
   return PeerKind::other;
 }
 
-Core::Core(const Options& options, ArenaPort& port)
+Core::Core(const Options& options, ArenaPort& port, DataPort& data)
     : options_(options),
       entries_(options.entries_max),
       pages_(options.arena, port),
-      fetches_(options.fetch, pages_, entries_, port, *this, next_tag_, out_),
-      writeback_(options.writeback, pages_, *this, next_tag_, out_),
-      handovers_(options.handover, pages_, entries_, port, *this, out_) {}
+      fetches_(options.fetch, pages_, entries_, port, data, *this, numbers_, out_),
+      writeback_(options.writeback, pages_, data, *this, numbers_, out_),
+      pushes_(options.push, pages_, data, numbers_),
+      serves_(options.serve, pages_, pushes_, out_),
+      handovers_(options.handover, pages_, entries_, port, data, pushes_, *this, numbers_, out_) {}
 
 void Core::set_self(const Peer& self) {
   DI_ASSERT(claims_.empty() && pages_.all().empty());
@@ -40,6 +42,15 @@ std::optional<Peer> Core::host_up(const std::string& instance) const {
   return up(instance, PeerKind::host);
 }
 
+std::optional<Peer> Core::arena_up(const std::string& instance) const {
+  return up(instance, PeerKind::host);
+}
+
+bool Core::remote(const Peer& peer) const {
+  const auto found = peers_.find(peer.instance);
+  return found != peers_.end() && found->second.remote;
+}
+
 bool Core::store_reachable() const {
   const auto is_store = [](const auto& peer) { return peer.second.kind == PeerKind::store; };
   return meta_.has_value() && std::any_of(peers_.begin(), peers_.end(), is_store);
@@ -51,17 +62,17 @@ std::optional<Peer> Core::meta_up() const {
 
 // ---- Peers -----------------------------------------------------------------------------------------------
 
-void Core::on_peer_up(const Peer& peer, PeerKind kind, const Now& now) {
+void Core::on_peer_up(const Peer& peer, PeerKind kind, bool remote, const Now& now) {
   if (const auto known = peers_.find(peer.instance); known != peers_.end()) {
     if (known->second.generation == peer.generation) return;
     on_peer_lost({peer.instance, known->second.generation}, now);
   }
-  peers_.emplace(peer.instance, PeerState{peer.generation, kind});
+  peers_.emplace(peer.instance, PeerState{peer.generation, kind, remote});
   if (kind == PeerKind::meta) {
     meta_ = peer;
     snapshot_due_ = true;
   }
-  if (kind == PeerKind::store) fetches_.store_returned(peer);
+  if (kind == PeerKind::store) fetches_.source_returned(peer);
   settle(now);
 }
 
@@ -81,10 +92,13 @@ void Core::on_peer_lost(const Peer& peer, const Now& now) {
       writeback_.meta_lost(now);
       break;
     case PeerKind::store:
-      fetches_.store_lost(peer, now);
+      fetches_.source_lost(peer, now);
       writeback_.store_lost(peer, now);
       break;
     case PeerKind::host:
+      fetches_.source_lost(peer, now);
+      serves_.host_lost(peer);
+      pushes_.peer_lost(peer);
       handovers_.host_lost(peer);
       break;
     case PeerKind::other:
@@ -111,7 +125,7 @@ void Core::on_detached(const Peer& peer, const Now& now) {
   attached_.erase(found);
   // A process without the arena holds nothing in it: its pins go now, whatever its connection says.
   if (up(peer.instance, PeerKind::rank) == peer) drop_client(peer);
-  fetches_.store_detached(peer, now);
+  fetches_.source_detached(peer, now);
   settle(now);
 }
 
@@ -143,7 +157,7 @@ std::optional<M> Core::decode(const wire::Envelope& message) {
 void Core::on_message(const wire::Envelope& message, const Now& now) {
   const Peer from{message.peer, message.peer_generation};
   if (from == options_.self) {
-    from_host(from, message);
+    from_host(from, message, now);
     settle(now);
     return;
   }
@@ -166,7 +180,7 @@ void Core::on_message(const wire::Envelope& message, const Now& now) {
       from_store(from, message, now);
       break;
     case PeerKind::host:
-      from_host(from, message);
+      from_host(from, message, now);
       break;
     case PeerKind::other:
       ++counters_.ignored;
@@ -193,7 +207,7 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
       if (const auto body = decode<wire::kv_open>(message)) open(holder, message.scope, *body);
       break;
     case wire::kv_sealed::number:
-      if (const auto body = decode<wire::kv_sealed>(message)) seal(holder, *body);
+      if (const auto body = decode<wire::kv_sealed>(message)) seal(holder, *body, now);
       break;
     case wire::kv_expect::number:
       if (auto body = decode<wire::kv_expect>(message)) {
@@ -201,6 +215,9 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
           fetches_.begin(FetchKind::expect, holder, message.scope, std::move(body->keys), 1, now);
         }
       }
+      break;
+    case wire::kv_push::number:
+      if (const auto body = decode<wire::kv_push>(message)) handovers_.push(holder, message.scope, *body, now);
       break;
     case wire::kv_handover::number:
       if (const auto body = decode<wire::kv_handover>(message)) {
@@ -265,15 +282,20 @@ void Core::from_meta(const wire::Envelope& message, const Now& now) {
 }
 
 void Core::from_store(const Peer& store, const wire::Envelope& message, const Now& now) {
+  if (message.number != wire::kv_put_done::number) return from_source(store, message, now);
+  if (const auto body = decode<wire::kv_put_done>(message)) writeback_.put_done(store, *body, now);
+}
+
+void Core::from_source(const Peer& source, const wire::Envelope& message, const Now& now) {
   switch (message.number) {
     case wire::kv_read_done::number:
-      if (const auto body = decode<wire::kv_read_done>(message)) fetches_.read_done(store, *body, now);
+      if (const auto body = decode<wire::kv_read_done>(message)) {
+        fetches_.read_done(source, *body, now);
+        handovers_.page_sealed(now);
+      }
       break;
     case wire::kv_read_cancelled::number:
-      if (const auto body = decode<wire::kv_read_cancelled>(message)) fetches_.read_cancelled(store, *body);
-      break;
-    case wire::kv_put_done::number:
-      if (const auto body = decode<wire::kv_put_done>(message)) writeback_.put_done(store, *body, now);
+      if (const auto body = decode<wire::kv_read_cancelled>(message)) fetches_.read_cancelled(source, *body);
       break;
     default:
       ++counters_.ignored;
@@ -281,30 +303,43 @@ void Core::from_store(const Peer& store, const wire::Envelope& message, const No
   }
 }
 
-void Core::from_host(const Peer& host, const wire::Envelope& message) {
+void Core::from_host(const Peer& host, const wire::Envelope& message, const Now& now) {
+  const wire::Scope& scope = message.scope;
   switch (message.number) {
     case wire::handover_open::number:
       if (const auto body = decode<wire::handover_open>(message)) {
-        // The seat pins every page itself now.
-        if (const auto seat = handovers_.open(host, message.scope, *body)) {
+        // The seat has what is here; the rest comes from A.
+        if (const auto seat = handovers_.open(host, scope, *body)) {
           fetches_.release(FetchKind::expect, *seat, true);
         }
       }
       break;
     case wire::handover_opened::number:
-      if (const auto body = decode<wire::handover_opened>(message))
-        handovers_.opened(host, message.scope, *body);
+      if (const auto body = decode<wire::handover_opened>(message)) handovers_.opened(host, scope, *body, now);
+      break;
+    case wire::handover_pages::number:
+      if (const auto body = decode<wire::handover_pages>(message)) handovers_.pages(host, scope, *body);
+      break;
+    case wire::handover_slots::number:
+      if (const auto body = decode<wire::handover_slots>(message)) handovers_.slots(host, scope, *body, now);
+      break;
+    case wire::handover_pushed::number:
+      if (const auto body = decode<wire::handover_pushed>(message)) handovers_.pushed(host, scope, *body);
       break;
     case wire::handover_sealed::number:
-      if (const auto body = decode<wire::handover_sealed>(message))
-        handovers_.sealed(host, message.scope, *body);
+      if (const auto body = decode<wire::handover_sealed>(message)) handovers_.sealed(host, scope, *body);
       break;
     case wire::handover_ack::number:
-      if (const auto body = decode<wire::handover_ack>(message))
-        handovers_.acknowledged(host, message.scope, *body);
+      if (const auto body = decode<wire::handover_ack>(message)) handovers_.acknowledged(host, scope, *body);
+      break;
+    case wire::arena_read::number:
+      if (const auto body = decode<wire::arena_read>(message)) serves_.read(host, *body);
+      break;
+    case wire::kv_read_cancel::number:
+      if (const auto body = decode<wire::kv_read_cancel>(message)) serves_.cancel(host, *body);
       break;
     default:
-      ++counters_.ignored;
+      from_source(host, message, now);
       break;
   }
 }
@@ -328,7 +363,7 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
                                       {scope.request, scope.attempt, scope.rank, 0}, answer));
 }
 
-void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
+void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now& now) {
   const auto found = claims_.find(holder);
   const std::uint32_t slot = message.slot.slot;
   const Page* page = pages_.find(slot, message.slot.generation);
@@ -352,6 +387,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
     pages_.pin(claim.pins, slot);
     pages_.seal(slot, message.parent, message.keys, message.crcs);
     if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse);
+    handovers_.page_sealed(now);
   }
   if (claim.grants.empty() && claim.pins.slots.empty()) claims_.erase(found);
 }
@@ -367,6 +403,7 @@ void Core::release(const Holder& holder, bool by_client) {
   fetches_.release(FetchKind::prefetch, holder, by_client);
   fetches_.release(FetchKind::expect, holder, by_client);
   handovers_.release_seat(holder);
+  handovers_.release_source(holder);
   const auto found = claims_.find(holder);
   if (found == claims_.end()) return;
   Claim claim = std::move(found->second);
@@ -387,6 +424,27 @@ void Core::release(const Holder& holder, bool by_client) {
 void Core::settle(const Now& now) {
   fetches_.pump(now);
   writeback_.pump(now);
+  // A push that is over lets its owner start others.
+  do {
+    pushes_.pump();
+    for (const Pushes::Progress& progress : pushes_.take_progress()) {
+      if (progress.purpose == Pushes::For::serve) {
+        serves_.progressed(progress);
+      } else {
+        handovers_.progressed(progress, now);
+      }
+    }
+  } while (pushes_.waiting());
+}
+
+void Core::on_pushed(std::uint64_t push, Code code, const Now& now) {
+  pushes_.pushed(push, code);
+  settle(now);
+}
+
+void Core::on_concealed(const Peer& peer, std::uint64_t transfer, const Now& now) {
+  if (!fetches_.concealed(peer, transfer)) handovers_.concealed(peer, transfer);
+  settle(now);
 }
 
 void Core::on_time(const Now& now) {
@@ -446,7 +504,7 @@ std::vector<Gauge> Core::gauges() const {
   std::uint64_t quarantined = 0;
   for (const auto& [slot, page] : pages_.all()) quarantined += page.state == PageState::quarantined ? 1 : 0;
   return {
-      {"pins", claim_pins + lingering + fetches_.pins() + handovers_.pins()},
+      {"pins", claim_pins + lingering + fetches_.pins() + handovers_.pins() + pushes_.count()},
       {"grants", grants},
       {"entries", entries_.used()},
       {"fetches", fetches_.fetches(FetchKind::fetch) + fetches_.fetches(FetchKind::expect)},
@@ -457,6 +515,8 @@ std::vector<Gauge> Core::gauges() const {
       {"plans", fetches_.plans()},
       {"leases", fetches_.leases()},
       {"reads", fetches_.reads()},
+      {"pushes", pushes_.count()},
+      {"serves", serves_.count()},
       {"quarantined_pages", quarantined},
       {"pending_writebacks", writeback_.pending()},
       {"used_bytes", pages_.bytes_total() - pages_.bytes_free() - pages_.bytes_evictable()},
@@ -511,6 +571,7 @@ Status Core::check() const {
   DI_TRY(fetches_.check(pins));
   DI_TRY(writeback_.check(pins));
   DI_TRY(handovers_.check(pins));
+  DI_TRY(pushes_.check(pins));
   DI_TRY(pages_.check(pins));
   if (entries_.used() != fetches_.entries() + handovers_.seats())
     return broken("readiness entries are miscounted");

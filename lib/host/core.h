@@ -1,5 +1,6 @@
-// host/core.h: the core of a di-kvd host: its arena's books, fetches, write-backs and hand-overs behind
-// one set of events.  Pure: messages, losses and time in; messages and index-page writes out.
+// host/core.h: the core of a di-kvd host: its arena's books, fetches, write-backs, hand-overs and what
+// other hosts read here, behind one set of events.  Pure: messages, losses, answers of the data plane and
+// time in; messages, index-page writes and orders to the data plane out.
 //
 // Everything a client acquires belongs to a Holder (client instance, its generation, request, attempt)
 // and is given back by kv_release or by the loss of the client; everything else is bounded by a hold, a
@@ -26,6 +27,8 @@
 #include "host/handover.h"
 #include "host/pages.h"
 #include "host/port.h"
+#include "host/push.h"
+#include "host/serve.h"
 #include "host/writeback.h"
 #include "wire/envelope.h"
 
@@ -58,9 +61,11 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
     Fetches::Limits fetch;
     Writeback::Limits writeback;
     Handovers::Limits handover;
+    Pushes::Limits push;
+    Serves::Limits serve;
   };
 
-  Core(const Options& options, ArenaPort& port);
+  Core(const Options& options, ArenaPort& port, DataPort& data);
 
   // Our generation, known after registration; before anything else happens.
   void set_self(const Peer& self);
@@ -68,14 +73,18 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   // What a page looks like: from the first rank that registers a model.  Errors: as Pages::set_layout.
   Status set_layout(const kv::Layout& layout) { return pages_.set_layout(layout); }
 
-  // Up and lost strictly alternate for an instance (net/peer.h).
-  void on_peer_up(const Peer& peer, PeerKind kind, const Now& now);
+  // Up and lost strictly alternate for an instance (net/peer.h).  `remote`: on another machine, so that it
+  // cannot map the arena.
+  void on_peer_up(const Peer& peer, PeerKind kind, bool remote, const Now& now);
   void on_peer_lost(const Peer& peer, const Now& now);
   // A process maps the arena, or does so no longer.  May come before and after the two above.
   void on_attached(const Peer& peer);
   void on_detached(const Peer& peer, const Now& now);
 
   void on_message(const wire::Envelope& message, const Now& now);
+  // Answers of the DataPort.
+  void on_pushed(std::uint64_t push, Code code, const Now& now);
+  void on_concealed(const Peer& peer, std::uint64_t transfer, const Now& now);
   void on_time(const Now& now);
   // The end of a turn: what di-meta is told in one piece.
   void flush(const Now& now);
@@ -89,6 +98,8 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   [[nodiscard]] const Fetches& fetches() const { return fetches_; }
   [[nodiscard]] const Writeback& writeback() const { return writeback_; }
   [[nodiscard]] const Handovers& handovers() const { return handovers_; }
+  [[nodiscard]] const Pushes& pushes() const { return pushes_; }
+  [[nodiscard]] const Serves& serves() const { return serves_; }
   [[nodiscard]] const CoreCounters& counters() const { return counters_; }
   [[nodiscard]] std::size_t attached_count() const { return attached_.size(); }
   // Directory and some store are up: what waits for write-back can go.
@@ -113,11 +124,14 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   struct PeerState {
     std::uint32_t generation = 0;
     PeerKind kind = PeerKind::other;
+    bool remote = false;
   };
 
   [[nodiscard]] std::optional<Peer> up(const std::string& instance, PeerKind kind) const;
   [[nodiscard]] std::optional<Peer> store_up(const std::string& instance) const override;
+  [[nodiscard]] std::optional<Peer> arena_up(const std::string& instance) const override;
   [[nodiscard]] std::optional<Peer> meta_up() const override;
+  [[nodiscard]] bool remote(const Peer& peer) const override;
   [[nodiscard]] bool attached(const Peer& peer) const override { return attached_.contains(peer); }
   [[nodiscard]] std::optional<Peer> host_up(const std::string& instance) const override;
 
@@ -125,9 +139,11 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   void from_router(const Peer& router, const wire::Envelope& message, const Now& now);
   void from_meta(const wire::Envelope& message, const Now& now);
   void from_store(const Peer& store, const wire::Envelope& message, const Now& now);
-  void from_host(const Peer& host, const wire::Envelope& message);
+  void from_host(const Peer& host, const wire::Envelope& message, const Now& now);
+  // Of a store, or of a host whose arena is read.
+  void from_source(const Peer& source, const wire::Envelope& message, const Now& now);
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
-  void seal(const Holder& holder, const wire::kv_sealed& message);
+  void seal(const Holder& holder, const wire::kv_sealed& message, const Now& now);
   void release(const Holder& holder, bool by_client);
   void drop_client(const Peer& client);
   void settle(const Now& now);
@@ -135,12 +151,14 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   std::optional<M> decode(const wire::Envelope& message);
 
   Options options_;
-  std::uint64_t next_tag_ = 1;
+  Numbers numbers_;
   Outbox out_;
   kv::EntryPool entries_;
   Pages pages_;
   Fetches fetches_;
   Writeback writeback_;
+  Pushes pushes_;
+  Serves serves_;
   Handovers handovers_;
   std::map<std::string, PeerState> peers_;
   std::optional<Peer> meta_;

@@ -36,14 +36,15 @@ Lost lost_of(std::uint16_t code) {
 
 }  // namespace
 
-Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port,
-                 const Peers& peers, std::uint64_t& next_tag, Outbox& out)
+Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, DataPort& data,
+                 const Peers& peers, Numbers& numbers, Outbox& out)
     : limits_(limits),
       pages_(pages),
       entries_(entries),
       port_(port),
+      data_(data),
       peers_(peers),
-      next_tag_(next_tag),
+      numbers_(numbers),
       out_(out) {}
 
 void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& scope, std::vector<Key> keys,
@@ -97,7 +98,7 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
     settle_plan(id, nullptr, Gap::unreachable, now);
     return;
   }
-  const std::uint64_t tag = next_tag_++;
+  const std::uint64_t tag = numbers_.tag++;
   fetch.plan = tag;
   plans_.emplace(tag, Plan{id, now.liveness + limits_.plan_wait});
   ++counters_.plans;
@@ -142,7 +143,7 @@ bool Fetches::add_piece(FetchId id, Fetch& fetch, const Piece& piece) {
     const std::uint64_t transfer = reading_.at(piece.slot);
     Read& read = reads_.at(transfer);
     if (read.state == ReadState::waiting && fetch.priority < read.message.priority) {
-      Window& window = windows_.at(read.store.instance);
+      Window& window = windows_.at(read.source.instance);
       window.waiting.erase({read.message.priority, transfer});
       read.message.priority = fetch.priority;
       window.waiting.insert({read.message.priority, transfer});
@@ -162,13 +163,26 @@ Fetches::Gap Fetches::add_read(const Fetch& fetch, const wire::PlannedPage& page
     return Gap::absent;
   }
   // Without parity a page is its own column; a column elsewhere does not help.
-  const wire::Column* column = nullptr;
-  for (const wire::Column& candidate : page.columns) {
-    if (candidate.column == (page.page & 0xff)) column = &candidate;
+  Read read;
+  Gap gap = Gap::absent;
+  for (const wire::Column& column : page.columns) {
+    if (column.column != (page.page & 0xff)) continue;
+    gap = Gap::unreachable;
+    if (const std::optional<Peer> store = peers_.store_up(column.instance)) {
+      read.source = *store;
+      read.message.volume = column.volume;
+      read.message.column = column.column;
+    }
   }
-  if (column == nullptr) return Gap::absent;
-  const std::optional<Peer> store = peers_.store_up(column->instance);
-  if (!store) return Gap::unreachable;
+  // Not in the store (yet): out of the arena that has it.
+  for (const std::string& host : page.arenas) {
+    if (!read.source.instance.empty()) break;
+    if (const std::optional<Peer> arena = peers_.arena_up(host)) {
+      read.source = *arena;
+      read.arena = true;
+    }
+  }
+  if (read.source.instance.empty()) return gap;
   if (fetch.kind() == FetchKind::prefetch &&
       prefetch_bytes_ + pages_.room_bytes(page.page_blocks) > pages_.bytes_total() / limits_.prefetch_share) {
     return Gap::no_room;
@@ -177,22 +191,20 @@ Fetches::Gap Fetches::add_read(const Fetch& fetch, const wire::PlannedPage& page
   const Result<std::vector<std::uint32_t>> slots = pages_.take(blocks, PageState::filling);
   if (!slots) return Gap::no_room;
   const std::uint32_t slot = slots->front();
-  pages_.announce(slot, parent, page.keys, page.crcs);
+  pages_.announce(slot, parent, page.keys, page.crcs, true);
 
-  const std::uint64_t transfer = next_transfer_++;
-  Read read;
-  read.store = *store;
+  const std::uint64_t transfer = numbers_.transfer++;
+  read.remote = peers_.remote(read.source);
+  read.key = page.keys.front();
   read.page = page.page;
   read.lease = plan.lease;
   read.message.transfer = transfer;
   read.message.stripe = page.page >> 8;
-  read.message.volume = column->volume;
-  read.message.column = column->column;
   read.message.page_blocks = page.page_blocks;
   read.message.slot = pages_.ref({slot, 0, page.page_blocks, 0});
   read.message.priority = fetch.priority;
   reading_.emplace(slot, transfer);
-  windows_[store->instance].waiting.insert({read.message.priority, transfer});
+  windows_[read.source.instance].waiting.insert({read.message.priority, transfer});
   reads_.emplace(transfer, std::move(read));
   if (plan.lease != 0) {
     Lease& lease = leases_[plan.lease];
@@ -402,9 +414,10 @@ void Fetches::unpin(PinSet& pins) {
   }
 }
 
-void Fetches::read_done(const Peer& store, const wire::kv_read_done& done, const Now& now) {
+void Fetches::read_done(const Peer& source, const wire::kv_read_done& done, const Now& now) {
   const auto found = reads_.find(done.transfer);
-  if (found == reads_.end() || found->second.store != store || found->second.state == ReadState::waiting)
+  if (found == reads_.end() || found->second.source != source ||
+      found->second.state == ReadState::waiting)
     return;
   Read& read = found->second;
   const std::uint64_t transfer = found->first;
@@ -412,7 +425,7 @@ void Fetches::read_done(const Peer& store, const wire::kv_read_done& done, const
   const std::uint32_t groups = pages_.layout().groups();
   const bool last = done.code != 0 || done.group + 1 == groups;
   if (read.state == ReadState::cancelling) {
-    if (last) end_read(transfer);
+    if (last && !read.remote) finish_read(transfer);
     return;
   }
   read.deadline = now.liveness + limits_.read_wait;
@@ -450,11 +463,21 @@ void Fetches::read_done(const Peer& store, const wire::kv_read_done& done, const
   if (last) end_read(transfer);
 }
 
-void Fetches::read_cancelled(const Peer& store, const wire::kv_read_cancelled& cancelled) {
+void Fetches::read_cancelled(const Peer& source, const wire::kv_read_cancelled& cancelled) {
   const auto found = reads_.find(cancelled.transfer);
-  if (found == reads_.end() || found->second.store != store || found->second.state != ReadState::cancelling)
+  if (found == reads_.end() || found->second.source != source ||
+      found->second.state != ReadState::cancelling || found->second.remote) {
     return;
-  end_read(found->first);
+  }
+  finish_read(found->first);
+}
+
+bool Fetches::concealed(const Peer& source, std::uint64_t transfer) {
+  const auto found = reads_.find(transfer);
+  if (found == reads_.end() || found->second.source != source) return false;
+  // One that is still under way hears of its end from its source, or from read_wait.
+  if (found->second.state == ReadState::cancelling && found->second.remote) finish_read(transfer);
+  return true;
 }
 
 void Fetches::meta_lost(const Now& now) {
@@ -468,22 +491,22 @@ void Fetches::meta_lost(const Now& now) {
   }
 }
 
-void Fetches::store_lost(const Peer& store, const Now& now) {
-  const bool maps = peers_.attached(store);
+void Fetches::source_lost(const Peer& source, const Now& now) {
+  const bool maps = peers_.attached(source);
   std::vector<std::uint64_t> mine;
   for (const auto& [transfer, read] : reads_) {
-    if (read.store == store) mine.push_back(transfer);
+    if (read.source == source) mine.push_back(transfer);
   }
   for (const std::uint64_t transfer : mine) {
     Read& read = reads_.at(transfer);
     const std::uint32_t slot = read.message.slot.slot;
     const bool failed = read.state != ReadState::cancelling;
     if (failed) ++counters_.reads_failed;
-    if (read.state == ReadState::waiting || !maps) {
+    if (read.state == ReadState::waiting || !maps || read.remote) {
       end_read(transfer);
     } else {
       // It may be frozen in the middle of a write: the slot waits until the process lets go.
-      if (read.counted) --windows_.at(store.instance).outstanding;
+      if (read.counted) --windows_.at(source.instance).outstanding;
       read.counted = false;
       read.state = ReadState::cancelling;
       read.deadline = instant_never;
@@ -492,24 +515,24 @@ void Fetches::store_lost(const Peer& store, const Now& now) {
   }
 }
 
-void Fetches::store_returned(const Peer& store) {
+void Fetches::source_returned(const Peer& source) {
   for (const auto& [transfer, read] : reads_) {
-    if (read.store == store && read.state == ReadState::cancelling)
-      to_store(read, wire::kv_read_cancel{transfer});
+    if (read.source == source && read.state == ReadState::cancelling && !read.remote)
+      to_source(read, wire::kv_read_cancel{transfer});
   }
 }
 
-void Fetches::store_detached(const Peer& store, const Now& now) {
+void Fetches::source_detached(const Peer& source, const Now& now) {
   std::vector<std::uint64_t> mine;
   for (const auto& [transfer, read] : reads_) {
-    if (read.store == store && read.state != ReadState::waiting) mine.push_back(transfer);
+    if (read.source == source && read.state != ReadState::waiting && !read.remote) mine.push_back(transfer);
   }
   for (const std::uint64_t transfer : mine) {
     const Read& read = reads_.at(transfer);
     const std::uint32_t slot = read.message.slot.slot;
     const bool failed = read.state == ReadState::reading;
     if (failed) ++counters_.reads_failed;
-    end_read(transfer);
+    finish_read(transfer);
     if (failed) page_failed(slot, Lost::timeout, now);
   }
 }
@@ -549,16 +572,32 @@ void Fetches::page_failed(std::uint32_t slot, Lost why, const Now& now) {
 void Fetches::end_read(std::uint64_t transfer) {
   const auto found = reads_.find(transfer);
   DI_ASSERT(found != reads_.end());
+  Read& read = found->second;
+  if (!read.remote || read.state == ReadState::waiting) return finish_read(transfer);
+  if (read.state == ReadState::cancelling) return;  // concealed is on its way
+  const Peer source = read.source;
+  if (pages_.at(read.message.slot.slot).state == PageState::sealed) {
+    finish_read(transfer);
+  } else {
+    read.state = ReadState::cancelling;
+    read.deadline = instant_never;
+  }
+  data_.conceal(source, transfer);
+}
+
+void Fetches::finish_read(std::uint64_t transfer) {
+  const auto found = reads_.find(transfer);
+  DI_ASSERT(found != reads_.end());
   const Read read = std::move(found->second);
   reads_.erase(found);
   const std::uint32_t slot = read.message.slot.slot;
   reading_.erase(slot);
-  // A cancelled read of a lost store is in no window any more.
+  // A cancelled read of a lost source is in no window any more.
   if (read.state == ReadState::waiting || read.counted) {
-    Window& window = windows_.at(read.store.instance);
+    Window& window = windows_.at(read.source.instance);
     if (read.state == ReadState::waiting) window.waiting.erase({read.message.priority, transfer});
     if (read.counted) --window.outstanding;
-    if (window.waiting.empty() && window.outstanding == 0) windows_.erase(read.store.instance);
+    if (window.waiting.empty() && window.outstanding == 0) windows_.erase(read.source.instance);
   }
   if (read.lease != 0) {
     const auto lease = leases_.find(read.lease);
@@ -569,17 +608,18 @@ void Fetches::end_read(std::uint64_t transfer) {
       release_leases({read.lease});
     }
   }
-  if (pages_.at(slot).state != PageState::sealed) pages_.store_writes(slot, false);
+  if (pages_.at(slot).state != PageState::sealed) pages_.peer_writes(slot, false);
 }
 
 void Fetches::cancel_read(std::uint64_t transfer, Read& read) {
   read.state = ReadState::cancelling;
   read.deadline = instant_never;
-  to_store(read, wire::kv_read_cancel{transfer});
+  to_source(read, wire::kv_read_cancel{transfer});
+  if (read.remote) data_.conceal(read.source, transfer);
 }
 
 void Fetches::tell_read_failed(const Read& read, Code code) {
-  if (code != Code::corrupt && code != Code::not_found && code != Code::io) return;
+  if (read.arena || (code != Code::corrupt && code != Code::not_found && code != Code::io)) return;
   wire::meta_read_failed failed;
   failed.page = read.page;
   failed.column = read.message.column;
@@ -592,19 +632,38 @@ void Fetches::release_leases(std::vector<std::uint64_t> leases) {
 }
 
 void Fetches::pump(const Now& now) {
+  // A read that cannot begin fails, and that may change the windows.
+  std::vector<std::uint64_t> refused;
   for (auto& [instance, window] : windows_) {
-    while (window.outstanding < limits_.reads_per_store && !window.waiting.empty()) {
+    while (window.outstanding < limits_.reads_per_source && !window.waiting.empty()) {
       const std::uint64_t transfer = window.waiting.begin()->second;
-      window.waiting.erase(window.waiting.begin());
       Read& read = reads_.at(transfer);
+      const wire::SlotRef& slot = read.message.slot;
+      if (read.remote && !data_.expose(read.source, transfer, transfer::Access::write,
+                                       {{slot.slot, slot.generation}})) {
+        refused.push_back(transfer);
+        break;  // of this source: the table of exposures is full
+      }
+      window.waiting.erase(window.waiting.begin());
       read.state = ReadState::reading;
       read.counted = true;
       read.deadline = now.liveness + limits_.read_wait;
       ++window.outstanding;
       ++counters_.reads;
-      pages_.store_writes(read.message.slot.slot, true);
-      to_store(read, read.message);
+      pages_.peer_writes(slot.slot, true);
+      if (!read.arena) {
+        to_source(read, read.message);
+        continue;
+      }
+      ++counters_.arena_reads;
+      to_source(read, wire::arena_read{transfer, read.key, slot.page_blocks, slot, read.message.priority});
     }
+  }
+  for (const std::uint64_t transfer : refused) {
+    const std::uint32_t slot = reads_.at(transfer).message.slot.slot;
+    ++counters_.reads_failed;
+    end_read(transfer);
+    page_failed(slot, Lost::timeout, now);
   }
 }
 
@@ -797,24 +856,24 @@ Status Fetches::check(std::map<std::uint32_t, std::uint32_t>& pins) const {
     const auto back = reading_.find(slot);
     if (back == reading_.end() || back->second != transfer) return broken("a read has lost its slot");
     const Page* page = pages_.find(slot, read.message.slot.generation);
-    if (page == nullptr) return broken("a slot was reused while a store may write into it");
+    if (page == nullptr) return broken("a slot was reused while somebody may write into it");
     const PageState wanted =
         read.state == ReadState::cancelling ? PageState::quarantined : PageState::filling;
     if (page->state != wanted) return broken("state of a page and its read disagree");
-    if (page->store_writes != (read.state != ReadState::waiting)) return broken("who writes a page is wrong");
+    if (page->peer_writes != (read.state != ReadState::waiting)) return broken("who writes a page is wrong");
     if (wanted == PageState::filling && page->pins == 0) return broken("a page is read for nobody");
-    if (read.counted) ++outstanding[read.store.instance];
+    if (read.counted) ++outstanding[read.source.instance];
     if (read.lease != 0) ++under_lease[read.lease];
   }
   if (reading_.size() != reads_.size()) return broken("a slot has no read");
   for (const auto& [slot, page] : pages_.all()) {
-    if ((page.state == PageState::filling || page.store_writes) && !reading_.contains(slot)) {
-      return broken("a page is filled by nobody");
+    if (page.state == PageState::filling && page.indexed && !reading_.contains(slot)) {
+      return broken("a page is awaited that nobody reads");
     }
   }
   for (const auto& [instance, window] : windows_) {
-    if (window.outstanding != outstanding[instance] || window.outstanding > limits_.reads_per_store) {
-      return broken("the window of a store is miscounted");
+    if (window.outstanding != outstanding[instance] || window.outstanding > limits_.reads_per_source) {
+      return broken("the window of a source is miscounted");
     }
   }
   for (const auto& [number, lease] : leases_) {

@@ -13,17 +13,23 @@
 // Complete counts what is verified; kv.fetch_delay_ms holds back only what is shown.  A fetch keeps its
 // pins until it is released, also of pages behind a failed block: a reader may still be copying.
 //
-// A read, one per page that comes from the store; every fetch of its keys shares it:
+// A read, one per page that comes from the store or from another host's arena; every fetch of its keys
+// shares it.  Its source is here, and maps this arena, or it is remote, and reaches the slot through the
+// data plane for as long as the transfer is exposed:
 //   state       event                                            next
-//   waiting     the store has room in its window                 reading; kv_read
-//   waiting     nobody wants the page, the store is lost         (none)
+//   waiting     the source has room in its window                reading; exposed; kv_read or arena_read
+//   waiting     nobody wants the page, the source is lost        (none)
 //   reading     kv_read_done, more groups to come                reading; each group verified
-//   reading     kv_read_done with the last group, or a failure   (none)
+//   reading     kv_read_done with the last group, all verified   (none); concealed
+//   reading     kv_read_done with a failure, or wrong checksum   (none) when it is here and ended, else
+//               in the last group                                cancelling
 //   reading     wrong checksum, silent for read_wait, unwanted   cancelling; kv_read_cancel, page in
-//   quarantine reading     the store is lost                                cancelling while it maps the
-//   arena, else (none) cancelling  kv_read_cancelled, kv_read_done as above         (none) cancelling  the
-//   store's process let go of the arena          (none) cancelling  the same store is back cancelling;
-//   kv_read_cancel again
+//                                                                quarantine
+//   reading     the source is lost                               cancelling while it maps the arena or is
+//                                                                exposed, else (none)
+//   cancelling  remote: concealed                                (none)
+//   cancelling  here: kv_read_cancelled, kv_read_done as above, or its process let go of the arena: (none);
+//               the same store is back: kv_read_cancel again
 //
 // A lease lives as long as a read that was planned under it; it is renewed every third of its life, at
 // most for lease_cap.
@@ -69,6 +75,7 @@ struct FetchCounters {
   std::uint64_t plans_failed = 0;  // not answered, di-meta away
   std::uint64_t plans_malformed = 0;
   std::uint64_t reads = 0;
+  std::uint64_t arena_reads = 0;  // of them, out of another host's arena
   std::uint64_t reads_failed = 0;
   std::uint64_t reads_corrupt = 0;  // wrong checksum here
   std::uint64_t reads_cancelled = 0;
@@ -83,7 +90,7 @@ class Fetches {
   struct Limits {
     std::size_t fetches_max = 4096;
     std::size_t keys_max = 65536;       // as in messages.def
-    std::uint32_t reads_per_store = 8;  // outstanding; enough for one NVMe device at 1 MiB a page
+    std::uint32_t reads_per_source = 8;  // outstanding; enough for one NVMe device at 1 MiB a page
     Duration fetch_delay{0};            // kv.fetch_delay_ms
     Duration plan_wait = seconds(1);
     Duration read_wait = seconds(10);   // silence of a store within a read
@@ -98,12 +105,16 @@ class Fetches {
     virtual ~Peers() = default;
     // The generation that is up; nothing when the instance is away.
     [[nodiscard]] virtual std::optional<Peer> store_up(const std::string& instance) const = 0;
+    // Another host; not this one.
+    [[nodiscard]] virtual std::optional<Peer> arena_up(const std::string& instance) const = 0;
     [[nodiscard]] virtual std::optional<Peer> meta_up() const = 0;
     [[nodiscard]] virtual bool attached(const Peer& peer) const = 0;
+    // On another machine: it reaches this arena through the data plane only.
+    [[nodiscard]] virtual bool remote(const Peer& peer) const = 0;
   };
 
-  Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
-          std::uint64_t& next_tag, Outbox& out);
+  Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, DataPort& data,
+          const Peers& peers, Numbers& numbers, Outbox& out);
 
   // kv_fetch and kv_prefetch.  `deadline_ms` of the scope bounds a fetch.
   void begin(FetchKind kind, const Holder& holder, const wire::Scope& scope, std::vector<Key> keys,
@@ -119,13 +130,16 @@ class Fetches {
 
   // `tag` is the request id's (tag_request).
   void planned(std::uint64_t tag, const wire::meta_planned& plan, const Now& now);
-  void read_done(const Peer& store, const wire::kv_read_done& done, const Now& now);
-  void read_cancelled(const Peer& store, const wire::kv_read_cancelled& cancelled);
+  void read_done(const Peer& source, const wire::kv_read_done& done, const Now& now);
+  void read_cancelled(const Peer& source, const wire::kv_read_cancelled& cancelled);
   void meta_lost(const Now& now);
-  void store_lost(const Peer& store, const Now& now);
-  void store_returned(const Peer& store);
+  // A store or another host.
+  void source_lost(const Peer& source, const Now& now);
+  void source_returned(const Peer& source);
   // That process can write no byte any more.
-  void store_detached(const Peer& store, const Now& now);
+  void source_detached(const Peer& source, const Now& now);
+  // The same of one transfer; false when it is not one of these.
+  bool concealed(const Peer& source, std::uint64_t transfer);
 
   void on_time(const Now& now);
   // Starts the reads that windows have room for.  After every event.
@@ -186,12 +200,15 @@ class Fetches {
     Instant deadline;
   };
   struct Read {
-    Peer store;
+    Peer source;
+    bool arena = false;   // of another host; else a store
+    bool remote = false;  // not on this machine
     wire::kv_read message;
+    Key key;                  // of the page's first block
     std::uint64_t page = 0;   // of the plan
     std::uint64_t lease = 0;  // 0: none, or ended by the loss of di-meta
     ReadState state = ReadState::waiting;
-    bool counted = false;  // in the window of its store
+    bool counted = false;  // in the window of its source
     Instant deadline = instant_never;
   };
   struct Lease {
@@ -228,8 +245,10 @@ class Fetches {
   void page_moved(std::uint32_t slot, std::uint32_t group, const Now& now);
   // The page of a read will not come: quarantine, and every fetch that waits for it hears.
   void page_failed(std::uint32_t slot, Lost why, const Now& now);
-  // The store writes nothing more (or never wrote).
+  // The source says, or its loss says, that it writes nothing more (or it never wrote).
   void end_read(std::uint64_t transfer);
+  // It can write nothing more.
+  void finish_read(std::uint64_t transfer);
   void cancel_read(std::uint64_t transfer, Read& read);
   void tell_read_failed(const Read& read, Code code);
   void release_leases(std::vector<std::uint64_t> leases);
@@ -241,8 +260,8 @@ class Fetches {
     }
   }
   template <class M>
-  void to_store(const Read& read, const M& message) {
-    out_.push_back(wire::Envelope::make(read.store.instance, read.store.generation, {}, message));
+  void to_source(const Read& read, const M& message) {
+    out_.push_back(wire::Envelope::make(read.source.instance, read.source.generation, {}, message));
   }
   template <class M>
   void to_client(const Fetch& fetch, const M& message) {
@@ -256,8 +275,9 @@ class Fetches {
   Pages& pages_;
   kv::EntryPool& entries_;
   ArenaPort& port_;
+  DataPort& data_;
   const Peers& peers_;
-  std::uint64_t& next_tag_;
+  Numbers& numbers_;
   Outbox& out_;
   std::map<FetchId, Fetch> fetches_;
   std::map<Name, FetchId> names_;
@@ -272,9 +292,8 @@ class Fetches {
     std::uint32_t piece = 0;
   };
   std::map<std::uint32_t, std::vector<Waiter>> waiters_;  // by filling slot
-  std::map<std::string, Window> windows_;                 // by store instance
+  std::map<std::string, Window> windows_;                 // by source instance
   std::map<std::uint64_t, Lease> leases_;
-  std::uint64_t next_transfer_ = 1;
   std::vector<std::uint32_t> sighted_;
   Books books_;
   FetchCounters counters_;

@@ -1,41 +1,59 @@
 // host/handover.h: from a prefill rank's pages to a decode rank's seat.  Both sides of it: A, the host
 // of the prefill rank, and B, the host of the seat; inside one host they are the same object, which
-// sends the same messages to itself.
+// sends the same messages to itself and moves no bytes.
 //
 // A source (A), one per request and attempt:
 //   state    event                                        next
-//   (none)   kv_handover, everything is sealed            opening; handover_open
+//   (none)   kv_push: pages will seal as chunks compute   opening; handover_open
+//   (none)   kv_handover, everything is sealed            opening, final; handover_open
 //   (none)   kv_handover, something is not                (none); kv_handed invalid: no seat helps
-//   opening  handover_opened: ok                          sealed; handover_sealed
-//   opening  handover_opened: a code, or blocks missing   (none); kv_handed with it
+//   opening  handover_opened: ok                          pushing
+//   pushing  pages that B lacks are sealed                pushing; handover_pages, in batches
+//   pushing  handover_slots: ok                           pushing; the pages go there
+//   pushing  pages have arrived                           pushing; handover_pushed
+//   pushing  final, and all pages and the tail are there  sealed; handover_sealed
+//   opening, pushing  kv_handover                         the same, final
 //   sealed   handover_ack                                 (none); kv_handed with its code
-//   any      the end of the hold, B lost                  (none); kv_handed timeout, unreachable
-//   any      a second kv_handover                         the first is replaced, silently
-// The source's pins are its own: kv_release and the death of the rank leave them (path.md: the source
-// keeps the bytes until the ack or the end of the hold).
+//   any      a code, a push failed, the end of the hold,  (none); kv_handed with it when final, else
+//            B lost                                       silently
+//   any, not final  kv_release, the rank lost             (none)
+//   any      a kv_push or kv_handover for another seat    the first is replaced, silently
+// The source's pins are its own: once it is final, kv_release and the death of the rank leave them
+// (path.md: the source keeps the bytes until the ack or the end of the hold).
+//
+// A link that is too slow.  A final hand-over waits while the bytes that B still lacks will have gone,
+// at the rate that the link shows, within push_wait; when they will not, or nothing has arrived for
+// push_wait, it ends with kv_handed timeout, and the router has the prompt read again near the seat.
 //
 // A seat (B), one per decode client, request and attempt:
 //   state    event                                        next
 //   (none)   kv_expect, room for what is missing          waiting; kv_expected
 //   (none)   kv_expect, no room                           (none); kv_expected busy
-//   waiting  handover_open, all blocks are sealed here    opened; handover_opened with a transfer number
-//   waiting  handover_open, some are not, or the tail     waiting; handover_opened unsupported: pushing
-//            is in another arena                          bytes between arenas is not in this version
+//   waiting  handover_open                                opened; handover_opened with a transfer number
+//                                                         and the blocks that are not here
 //   opened   handover_open again (lost answer, re-target) opened anew
-//   opened   handover_sealed, tail verified               seated; kv_seated, then handover_ack
-//   opened   handover_sealed, tail wrong                  waiting; handover_ack corrupt
+//   opened   handover_pages                               opened; slots are taken and exposed to A;
+//                                                         handover_slots
+//   opened   handover_pushed                              opened; the pages are verified and sealed
+//   opened   a page is not what A said                    waiting; handover_ack corrupt
+//   opened   handover_sealed: every block here, tail good seated; kv_seated, then handover_ack
+//   opened   handover_sealed otherwise                    waiting; handover_ack with a code
 //   opened   A lost                                       waiting
 //   seated   handover_sealed again                        seated; handover_ack
 //   waiting, opened  the end of the hold                  (none)
 //   any      kv_release, decode client lost               (none)
+// Slots that A may still be writing when a seat lets go of them are in quarantine until the data plane
+// says concealed.
 //
-// The room of a seat is counted, not taken: inside one arena the writer's grant is the room.  Seats are
-// counted against each other and against what is pinned, all or nothing.
+// The room of a seat is counted, not taken, until pages come for it: inside one arena the writer's grant
+// is the room.  Seats are counted against each other and against what is pinned, all or nothing.
 //
-// Owner: the core of a di-kvd host.  Bounds: sources_max; seats by the entries of the index page.
+// Owner: the core of a di-kvd host.  Bounds: sources_max; seats by the entries of the index page;
+// offer_pages_max pages of a source offered and not yet there.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -44,6 +62,7 @@
 
 #include "host/pages.h"
 #include "host/port.h"
+#include "host/push.h"
 #include "kv/slots.h"
 #include "wire/messages.h"
 
@@ -57,7 +76,9 @@ struct HandoverCounters {
   std::uint64_t seats = 0;
   std::uint64_t seats_refused = 0;
   std::uint64_t seated = 0;
-  std::uint64_t tails_corrupt = 0;
+  std::uint64_t pages_taken = 0;    // by a seat, for pages of another arena
+  std::uint64_t pages_corrupt = 0;  // not what A said, tails included
+  std::uint64_t gave_up = 0;        // push_wait
   std::uint64_t lapsed = 0;  // holds that ended, on either side
 };
 
@@ -66,7 +87,9 @@ class Handovers {
   struct Limits {
     std::size_t sources_max = 4096;
     std::size_t keys_max = 65536;
-    Duration hold = seconds(60);  // kv.hold
+    Duration hold = seconds(60);       // kv.hold
+    Duration push_wait = seconds(10);  // kv.handover_wait
+    std::size_t offer_pages_max = 64;
   };
 
   class Peers {
@@ -77,21 +100,33 @@ class Handovers {
     [[nodiscard]] virtual std::optional<Peer> host_up(const std::string& instance) const = 0;
   };
 
-  Handovers(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
-            Outbox& out);
+  Handovers(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, DataPort& data,
+            Pushes& pushes, const Peers& peers, Numbers& numbers, Outbox& out);
 
-  // A.  The caller has checked that the holder may name the tail.
+  // A.
+  void push(const Holder& holder, const wire::Scope& scope, const wire::kv_push& message, const Now& now);
+  // The caller has checked that the holder may name the tail.
   void hand_over(const Holder& holder, const wire::Scope& scope, const wire::kv_handover& message,
                  const Now& now);
-  void opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message);
+  void opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message, const Now& now);
+  void slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message, const Now& now);
   void acknowledged(const Peer& b, const wire::Scope& scope, const wire::handover_ack& message);
+  void progressed(const Pushes::Progress& progress, const Now& now);
+  // Pages may have been sealed: a source may have waited for one.
+  void page_sealed(const Now& now);
+  // The rank is gone, or the request: what it has not finished is not handed over.
+  void release_source(const Holder& holder);
 
   // B.
   // True when the seat is there now: its missing blocks are worth a plan.
   bool expect(const Holder& holder, const wire::Scope& scope, const wire::kv_expect& message, const Now& now);
   // Returns the seat's holder when it is opened: what it fetched by itself is not needed any more.
   std::optional<Holder> open(const Peer& a, const wire::Scope& scope, const wire::handover_open& message);
+  void pages(const Peer& a, const wire::Scope& scope, const wire::handover_pages& message);
+  void pushed(const Peer& a, const wire::Scope& scope, const wire::handover_pushed& message);
   void sealed(const Peer& a, const wire::Scope& scope, const wire::handover_sealed& message);
+  // The data plane: A can write nothing more under this transfer.
+  void concealed(const Peer& a, std::uint64_t transfer);
   void release_seat(const Holder& holder);
   // Pages that the holder may be reading; null when it has no seat.
   [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
@@ -104,24 +139,44 @@ class Handovers {
   [[nodiscard]] std::size_t seats() const { return seats_.size(); }
   [[nodiscard]] std::uint64_t reserved_bytes() const { return reserved_bytes_; }
   [[nodiscard]] std::size_t pins() const;
+  // Transfers whose slots are in quarantine.
+  [[nodiscard]] std::size_t closing() const { return closing_.size(); }
   [[nodiscard]] const HandoverCounters& counters() const { return counters_; }
   [[nodiscard]] std::vector<Holder> holders() const;
   [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins) const;
 
  private:
-  enum class SourceState : std::uint8_t { opening, sealed };
+  enum class SourceState : std::uint8_t { opening, pushing, sealed };
   enum class SeatState : std::uint8_t { waiting, opened, seated };
   using Name = std::pair<RequestId, std::uint16_t>;  // request and attempt
+  using Transfer = std::pair<Peer, std::uint64_t>;   // A and B's number
 
   struct Source {
     Holder holder;
     wire::Scope scope;
     SourceState state = SourceState::opening;
+    bool final = false;  // kv_handover came: token and tail are known
     Peer b;
     PinSet pins;
     std::string decode;             // seat numbers are unique within one decode instance only
-    wire::handover_sealed message;  // what will be said when B is ready
-    Instant hold_until;
+    std::vector<Key> keys;
+    bool has_tail = false;
+    wire::handover_sealed message;  // what will be said when B has everything
+    std::uint32_t tail_slot = 0;    // here; when final
+    std::deque<std::uint32_t> missing;              // blocks that B lacks and nobody has offered
+    std::deque<std::uint32_t> offered;              // slots here that wait for handover_slots
+    std::map<Pushes::PushId, wire::SlotRef> pages;  // under way, and where to
+    std::vector<wire::SlotRef> arrived;             // to be told
+    std::optional<wire::SlotRef> tail_target;       // at B; none inside one arena
+    Pushes::PushId tail_push = 0;
+    bool tail_there = false;
+    Instant hold_until;              // product time
+    Instant moved_at;                // liveness time of the last page that arrived, or of being final
+    Instant check_at = instant_never;  // the rule of slow links
+
+    [[nodiscard]] bool pushes_over() const {
+      return missing.empty() && offered.empty() && pages.empty() && (!has_tail || tail_there);
+    }
   };
   struct Seat {
     wire::Scope scope;
@@ -133,16 +188,39 @@ class Handovers {
     std::uint64_t reserved_bytes = 0;
     Peer a;
     std::uint64_t transfer = 0;
-    std::vector<Piece> pieces;
+    bool exposed = false;
+    std::optional<std::uint32_t> tail_slot;  // taken here for a tail from another arena
+    std::vector<std::uint32_t> filling;      // taken here, not yet verified; the tail is not among them
     PinSet pins;
     Instant hold_until;
   };
 
+  // The source that a message of B is about, or null.
+  [[nodiscard]] Source* source_of(const Peer& b, const wire::Scope& scope, std::uint64_t seat);
+  // A new source, opening; null and refused when it cannot be.
+  Source* begin(const Holder& holder, const wire::Scope& scope, std::uint64_t seat, const std::string& decode,
+                const std::string& host, const std::vector<Key>& keys, bool tail, const Now& now);
+  // Offers what is sealed, tells what has arrived, and ends the pushing when all has.
+  void advance(const Name& name, Source& source, const Now& now);
+  void offer(Source& source);
+  void watch(Source& source, const Now& now);
+  [[nodiscard]] bool too_slow(const Source& source, const Now& now) const;
+  // kv_handed with the code when it was final.
   void end_source(const Name& name, Code code);
+  void drop_source(std::map<Name, Source>::iterator source);
+
   void drop_seat(std::map<Holder, Seat>::iterator seat);
+  // Back to waiting: what A may be writing goes into quarantine.
   void reopen(Seat& seat);
+  // Room in the arena for pages of A, out of what the seat has reserved, and exposed to it.
+  Result<std::vector<std::uint32_t>> take(Seat& seat, std::span<const std::uint32_t> blocks);
+  // Every segment against the announced checksums; sealed when they match.
+  [[nodiscard]] bool verify(std::uint32_t slot);
   [[nodiscard]] std::map<Holder, Seat>::iterator find_seat(const std::string& decode, std::uint64_t seat,
                                                            const wire::Scope& scope);
+  // By the transfer that A names; end() when it is over.
+  [[nodiscard]] std::map<Holder, Seat>::iterator find_transfer(const Peer& a, std::uint64_t seat,
+                                                               std::uint64_t transfer, const wire::Scope& scope);
   template <class M>
   void send(const Peer& to, const wire::Scope& scope, const M& message) {
     out_.push_back(wire::Envelope::make(to.instance, to.generation,
@@ -153,13 +231,17 @@ class Handovers {
   Pages& pages_;
   kv::EntryPool& entries_;
   ArenaPort& port_;
+  DataPort& data_;
+  Pushes& pushes_;
   const Peers& peers_;
+  Numbers& numbers_;
   Outbox& out_;
   std::map<Name, Source> sources_;
+  std::map<Pushes::PushId, Name> by_push_;
   std::map<Holder, Seat> seats_;
   std::map<std::pair<std::string, std::uint64_t>, Holder> seat_names_;  // (decode instance, seat)
+  std::map<Transfer, std::vector<std::uint32_t>> closing_;              // slots in quarantine
   std::uint64_t reserved_bytes_ = 0;
-  std::uint64_t next_transfer_ = 1;
   HandoverCounters counters_;
 };
 

@@ -117,16 +117,17 @@ void Pages::seal(std::uint32_t slot, const Key& parent, std::vector<Key> keys,
 }
 
 void Pages::announce(std::uint32_t slot, const Key& parent, std::vector<Key> keys,
-                     std::vector<std::uint32_t> crcs) {
+                     std::vector<std::uint32_t> crcs, bool findable) {
   Page& filling = page(slot);
   DI_ASSERT(filling.state == PageState::filling && !filling.indexed);
-  DI_ASSERT(keys.size() == filling.blocks && crcs.size() == layout_->groups());
+  DI_ASSERT((keys.empty() || keys.size() == filling.blocks) && crcs.size() == layout_->groups());
   filling.parent = parent;
   filling.keys = std::move(keys);
   filling.crcs = std::move(crcs);
   filling.stored = true;
-  filling.indexed = true;
   port_.slot_crcs(slot, filling.crcs);
+  if (!findable) return;
+  filling.indexed = true;
   for (std::uint32_t i = 0; i < filling.blocks; ++i) filling_.try_emplace(filling.keys[i], Place{slot, i});
 }
 
@@ -141,9 +142,9 @@ bool Pages::verify_next(std::uint32_t slot) {
   port_.slot_segments(slot, (1u << filling.groups) - 1);
   if (filling.groups < layout_->groups()) return true;
   DI_ASSERT(filling.pins > 0);
-  index_remove(filling);
+  if (filling.indexed) index_remove(filling);
   filling.state = PageState::sealed;
-  filling.store_writes = false;
+  filling.peer_writes = false;
   port_.slot_state(slot, kv::SlotState::sealed);
   ++counters_.filled;
   index_add(filling);
@@ -159,10 +160,10 @@ void Pages::spoil(std::uint32_t slot) {
   settle(slot);
 }
 
-void Pages::store_writes(std::uint32_t slot, bool writes) {
+void Pages::peer_writes(std::uint32_t slot, bool writes) {
   Page& written = page(slot);
   DI_ASSERT(written.state == PageState::filling || written.state == PageState::quarantined);
-  written.store_writes = writes;
+  written.peer_writes = writes;
   settle(slot);
 }
 
@@ -363,7 +364,7 @@ void Pages::settle(std::uint32_t slot) {
     // Nobody reads it: references to it go stale at once, and its room is kept while somebody may write.
     if (held.shown) port_.slot_free(slot);
     held.shown = false;
-    if (!held.store_writes && !held.rank_writes) free(slot);
+    if (!held.peer_writes && !held.rank_writes) free(slot);
   } else if (held.state == PageState::sealed) {
     if (held.owned == 0) {
       free(slot);
@@ -377,7 +378,7 @@ void Pages::settle(std::uint32_t slot) {
 
 void Pages::free(std::uint32_t slot) {
   Page& gone = page(slot);
-  DI_ASSERT(gone.pins == 0 && !gone.store_writes && !gone.rank_writes);
+  DI_ASSERT(gone.pins == 0 && !gone.peer_writes && !gone.rank_writes);
   not_evictable(gone);
   if (gone.indexed) index_remove(gone);
   if (gone.published && added_.erase(slot) == 0) removed_.push_back(gone.number);
@@ -408,7 +409,7 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
     if (held.use != 0) evictable += held.place.bytes;
     switch (held.state) {
       case PageState::granted:
-        if (held.pins != 0 || held.indexed || held.published || held.store_writes)
+        if (held.pins != 0 || held.indexed || held.published || held.peer_writes)
           return broken("granted page in use", slot);
         break;
       case PageState::filling:
@@ -416,7 +417,7 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
         if (held.groups >= layout_->groups()) return broken("full page is filling", slot);
         break;
       case PageState::sealed: {
-        if (held.store_writes || held.rank_writes)
+        if (held.peer_writes || held.rank_writes)
           return broken("somebody may write into a sealed page", slot);
         if (held.published != (held.owned > 0))
           return broken("published without a key, or a key not published", slot);
@@ -432,7 +433,7 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
       }
       case PageState::quarantined:
         if (held.indexed || held.published) return broken("quarantined page can be found", slot);
-        if (held.pins == 0 && !held.store_writes && !held.rank_writes)
+        if (held.pins == 0 && !held.peer_writes && !held.rank_writes)
           return broken("quarantined for nobody", slot);
         break;
     }

@@ -54,9 +54,9 @@ struct Page {
   std::uint32_t groups = 0;         // segments [0, groups) are there and verified
   std::uint32_t owned = 0;          // keys of which this is the first sealed page
   std::uint32_t pins = 0;
-  bool store_writes = false;        // a store daemon may write into it
+  bool peer_writes = false;         // a store or another host may write into it
   std::optional<Peer> rank_writes;  // quarantined: a lost rank that still maps the arena
-  bool stored = false;              // it came from the store or was offered to it
+  bool stored = false;              // it came from elsewhere or was offered to the store
   bool indexed = false;             // its keys are in the index (filling or sealed)
   bool shown = false;               // the slot's entry in the index page is open
   bool published = false;           // told to di-meta, or about to be
@@ -78,7 +78,7 @@ struct Piece {
 
 struct PageCounters {
   std::uint64_t sealed = 0;      // by ranks
-  std::uint64_t filled = 0;      // from the store
+  std::uint64_t filled = 0;      // from the store or another arena
   std::uint64_t duplicates = 0;  // sealed and owning no key
   std::uint64_t evicted = 0;
   std::uint64_t quarantined = 0;
@@ -109,15 +109,15 @@ class Pages {
   void give_up(std::uint32_t slot, const Peer& rank);
   // granted -> sealed.  The caller has verified the checksums and pins it first.
   void seal(std::uint32_t slot, const Key& parent, std::vector<Key> keys, std::vector<std::uint32_t> crcs);
-  // What a filling page will hold: its keys can be found from now on (find_filling).
-  void announce(std::uint32_t slot, const Key& parent, std::vector<Key> keys,
-                std::vector<std::uint32_t> crcs);
+  // What a filling page will hold.  With `findable` cover() names it from now on.  No keys: a tail.
+  void announce(std::uint32_t slot, const Key& parent, std::vector<Key> keys, std::vector<std::uint32_t> crcs,
+                bool findable);
   // True when segment `group` matches the announced checksum; it is shown then, and the page is sealed
   // with its last one.
   [[nodiscard]] bool verify_next(std::uint32_t slot);
   // filling -> quarantined: nobody finds it any more.  Stays while pinned or written.
   void spoil(std::uint32_t slot);
-  void store_writes(std::uint32_t slot, bool writes);
+  void peer_writes(std::uint32_t slot, bool writes);
   // That process can write no byte any more.
   void writer_gone(const Peer& rank);
 

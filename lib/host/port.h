@@ -1,8 +1,9 @@
 // host/port.h: what the cores of a di-kvd host need from outside, and the small values they share.
 //
 // The cores never touch shared memory: index entries are written and segments are summed through
-// ArenaPort, which the shell implements with kv::ArenaOwner and a test with vectors.  Messages leave
-// as wire::Envelope in an Outbox, in the order they are to be sent.
+// ArenaPort, which the shell implements with kv::ArenaOwner and a test with vectors.  Bytes go to and
+// come from other machines through DataPort, which the shell implements with transfer::Fabric.
+// Messages leave as wire::Envelope in an Outbox, in the order they are to be sent.
 // Owner: the loop thread of di-kvd.
 #pragma once
 
@@ -14,6 +15,7 @@
 
 #include "base/time.h"
 #include "kv/arena.h"
+#include "transfer/fabric.h"
 #include "wire/envelope.h"
 
 namespace di::host {
@@ -64,7 +66,34 @@ class ArenaPort {
   [[nodiscard]] virtual std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) = 0;
 };
 
+// The data plane, as transfer::Fabric offers it.  Each push is answered by Core::on_pushed, once, and
+// each conceal by Core::on_concealed, once, both from a later turn.
+class DataPort {
+ public:
+  virtual ~DataPort() = default;
+  // Lets `peer` reach slots of this arena under `transfer`, or more slots under one that is exposed.
+  // Errors: busy.
+  virtual Status expose(const Peer& peer, std::uint64_t transfer, transfer::Access access,
+                        std::vector<transfer::SlotName> slots) = 0;
+  virtual void conceal(const Peer& peer, std::uint64_t transfer) = 0;
+  // Writes payload bytes [offset, offset + bytes) of this arena to a place in the peer's.  `push` is the
+  // caller's number for it.  Errors: busy, unreachable.
+  virtual Status push(std::uint64_t push, const Peer& peer, std::uint64_t transfer,
+                      const transfer::Place& to, std::uint64_t offset, transfer::Class cls) = 0;
+  virtual void cancel(std::uint64_t push) = 0;
+  // Bytes a second that the link to the peer has moved lately; 0: not known.
+  [[nodiscard]] virtual double rate(const Peer& peer) const = 0;
+};
+
 using Outbox = std::vector<wire::Envelope>;
+
+// Numbers that the parts of one host share.  Tags name exchanges with di-meta, transfers name exposures
+// of this arena, pushes name writes into others; each is unique within the host's generation.
+struct Numbers {
+  std::uint64_t tag = 1;
+  std::uint64_t transfer = 1;
+  std::uint64_t push = 1;
+};
 
 // A number that names an exchange with di-meta: it travels as the request id of the question and
 // comes back with the answer.

@@ -4,9 +4,9 @@
 
 namespace di::host {
 
-Writeback::Writeback(const Limits& limits, Pages& pages, const Fetches::Peers& peers, std::uint64_t& next_tag,
-                     Outbox& out)
-    : limits_(limits), pages_(pages), peers_(peers), next_tag_(next_tag), out_(out) {}
+Writeback::Writeback(const Limits& limits, Pages& pages, DataPort& data, const Fetches::Peers& peers,
+                     Numbers& numbers, Outbox& out)
+    : limits_(limits), pages_(pages), data_(data), peers_(peers), numbers_(numbers), out_(out) {}
 
 void Writeback::sealed(std::uint32_t slot, std::uint8_t reuse) {
   const Page& page = pages_.at(slot);
@@ -71,7 +71,7 @@ void Writeback::pump(const Now& now) {
       next = queue_.erase(next);
     }
     job.deadline = now.liveness + limits_.answer_wait;
-    const std::uint64_t tag = next_tag_++;
+    const std::uint64_t tag = numbers_.tag++;
     jobs_.emplace(tag, std::move(job));
     to_meta(tag, open);
   }
@@ -129,7 +129,15 @@ void Writeback::put_opened(std::uint64_t tag, const wire::meta_put_opened& answe
     put.volume = column.volume;
     put.column = column.column;
     put.slot = pages_.ref({slot, 0, pages_.at(slot).blocks, 0});
-    job.columns.emplace(column.column, store);
+    put.transfer = 0;
+    if (peers_.remote(store)) {
+      put.transfer = numbers_.transfer++;
+      if (!data_.expose(store, put.transfer, transfer::Access::read, {{put.slot.slot, put.slot.generation}})) {
+        to_meta(tag, wire::meta_put_abort{answer.stripe});
+        return retry(tag, now);
+      }
+    }
+    job.columns.emplace(column.column, Job::Column{store, put.transfer});
     out_.push_back(wire::Envelope::make(store.instance, store.generation, {}, put));
   }
 }
@@ -140,7 +148,8 @@ void Writeback::put_done(const Peer& store, const wire::kv_put_done& done, const
   const std::uint64_t tag = named->second;
   Job& job = jobs_.at(tag);
   const auto column = job.columns.find(done.column);
-  if (job.state != JobState::putting || column == job.columns.end() || column->second != store) return;
+  if (job.state != JobState::putting || column == job.columns.end() || column->second.store != store)
+    return;
   if (done.code != 0) {
     const Code code = static_cast<Code>(done.code);
     if (code == Code::no_space) {
@@ -152,6 +161,7 @@ void Writeback::put_done(const Peer& store, const wire::kv_put_done& done, const
     code == Code::corrupt || code == Code::stale ? drop(tag) : retry(tag, now);
     return;
   }
+  conceal(column->second);
   job.columns.erase(column);
   if (!job.columns.empty()) return;
   job.state = JobState::committing;
@@ -186,7 +196,12 @@ void Writeback::finish(std::uint64_t tag) {
   Job job = std::move(found->second);
   jobs_.erase(found);
   if (job.state != JobState::opening) stripes_.erase(job.stripe);
+  for (const auto& [number, column] : job.columns) conceal(column);
   pages_.unpin(job.pins);
+}
+
+void Writeback::conceal(const Job::Column& column) {
+  if (column.transfer != 0) data_.conceal(column.store, column.transfer);
 }
 
 void Writeback::drop(std::uint64_t tag) {
@@ -228,8 +243,8 @@ void Writeback::meta_lost(const Now& now) {
 void Writeback::store_lost(const Peer& store, const Now& now) {
   std::vector<std::uint64_t> mine;
   for (const auto& [tag, job] : jobs_) {
-    for (const auto& [column, writer] : job.columns) {
-      if (writer == store) {
+    for (const auto& [number, column] : job.columns) {
+      if (column.store == store) {
         mine.push_back(tag);
         break;
       }

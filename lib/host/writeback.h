@@ -18,6 +18,11 @@
 // A queued page is not pinned: it may be evicted and is then dropped.  Above queue_pages the oldest is
 // dropped.  Geometry k+0: page i of a stripe is its column i; with parity the put is given up.
 //
+// A store on another machine reads its column out of the arena through the data plane: the slot is
+// exposed to it with its kv_put and concealed when the column is written or the job is over.  A store
+// that reads on is refused; nothing waits for it, because a page that changed under a reader fails its
+// checksum there.
+//
 // Owner: the core of a di-kvd host.  Bounds: queue_pages, jobs_max, sightings_max.
 #pragma once
 
@@ -62,7 +67,7 @@ class Writeback {
     Duration answer_wait = seconds(5);
   };
 
-  Writeback(const Limits& limits, Pages& pages, const Fetches::Peers& peers, std::uint64_t& next_tag,
+  Writeback(const Limits& limits, Pages& pages, DataPort& data, const Fetches::Peers& peers, Numbers& numbers,
             Outbox& out);
 
   // A rank sealed this page, which owns a key.  `reuse`: as in kv_sealed.
@@ -101,7 +106,11 @@ class Writeback {
     PinSet pins;  // one slot per page, in chain order
     std::uint32_t attempts = 0;
     std::uint64_t stripe = 0;
-    std::map<std::uint16_t, Peer> columns;  // not yet written
+    struct Column {
+      Peer store;
+      std::uint64_t transfer = 0;  // exposed to a store on another machine; 0: it maps the arena
+    };
+    std::map<std::uint16_t, Column> columns;  // not yet written
     Instant deadline;
   };
 
@@ -110,6 +119,7 @@ class Writeback {
   void retry(std::uint64_t tag, const Now& now);
   void finish(std::uint64_t tag);
   void drop(std::uint64_t tag);
+  void conceal(const Job::Column& column);
   [[nodiscard]] wire::PutPage describe(std::uint32_t slot) const;
   template <class M>
   void to_meta(std::uint64_t tag, const M& message) {
@@ -121,8 +131,9 @@ class Writeback {
 
   const Limits limits_;
   Pages& pages_;
+  DataPort& data_;
   const Fetches::Peers& peers_;
-  std::uint64_t& next_tag_;
+  Numbers& numbers_;
   Outbox& out_;
   std::deque<Waiting> queue_;
   std::map<std::uint64_t, Job> jobs_;               // by tag

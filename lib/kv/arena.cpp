@@ -131,6 +131,16 @@ void ArenaOwner::slot_assign(const Slot& slot) {
   entry.generation.store(slot.generation, std::memory_order_release);
 }
 
+Result<MutableByteView> ArenaOwner::slot_bytes(std::uint32_t slot, std::uint32_t generation) {
+  if (slot >= slots_max_ || generation == 0) return stale();
+  const SlotEntry& entry = slot_entry(slot);
+  if (entry.generation.load(std::memory_order_acquire) != generation) return stale();
+  const std::uint64_t offset = entry.offset.load(std::memory_order_acquire);
+  const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
+  if (entry.generation.load(std::memory_order_acquire) != generation) return stale();
+  return payload(offset, bytes);
+}
+
 void ArenaOwner::slot_state(std::uint32_t slot, SlotState state) {
   DI_ASSERT(state != SlotState::free);
   slot_entry(slot).state.store(static_cast<std::uint32_t>(state), std::memory_order_release);

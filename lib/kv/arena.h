@@ -123,6 +123,8 @@ class ArenaOwner {
   void entry_close(std::uint32_t handle);
 
   [[nodiscard]] MutableByteView payload(std::uint64_t offset, std::uint64_t bytes);
+  // The bytes of a slot while it has this generation.  On any thread.  Errors: stale.
+  [[nodiscard]] Result<MutableByteView> slot_bytes(std::uint32_t slot, std::uint32_t generation);
 
  private:
   ArenaOwner(Fd fd, std::byte* base, std::uint64_t bytes, const Options& options);

@@ -67,7 +67,11 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::prefill_target::number:
       if (auto target = message.as<wire::prefill_target>()) {
         request->target = std::move(*target);
-        if (request->state == State::waiting || request->state == State::handing) hand_over(*request, now);
+        if (request->state == State::waiting || request->state == State::handing) {
+          hand_over(*request, now);
+        } else {
+          push_early(*request);
+        }
       }
       break;
     case wire::request_stop::number:
@@ -444,6 +448,20 @@ void PrefillCore::advance_sealing(Request& request, Instant now) {
   if (request.finish != engine::Finish::none) return end(request.handle, Code::ok, "", now);
   request.state = State::waiting;
   if (request.target.has_value()) hand_over(request, now);
+}
+
+// Inside one arena nothing has to go anywhere.
+void PrefillCore::push_early(const Request& request) {
+  const wire::prefill_target& target = *request.target;
+  if (target.host == kvd_ || request.cancel_asked) return;
+  wire::kv_push push;
+  push.seat = target.seat;
+  push.decode = target.decode;
+  push.decode_generation = target.decode_generation;
+  push.host = target.host;
+  push.keys = request.bind.keys;
+  push.tail = known_tokens(request) % description_.layout.block_tokens() != 0;
+  to_kvd(request.scope, push);
 }
 
 void PrefillCore::hand_over(Request& request, Instant now) {

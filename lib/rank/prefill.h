@@ -136,6 +136,8 @@ class PrefillCore {
   void ask_open(Request& request, Instant now);
   void truncate(Request& request, std::uint32_t blocks, Instant now);
   void advance_sealing(Request& request, Instant now);
+  // Pages may go to another host's seat while later chunks compute.
+  void push_early(const Request& request);
   void hand_over(Request& request, Instant now);
   void end(Handle handle, Code code, std::string reason, Instant now);
   void refuse(Handle handle, Code code, std::string reason);

@@ -1,6 +1,7 @@
 #include "store/server.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/log.h"
 
@@ -18,17 +19,34 @@ struct Server::PutWork {
   wire::kv_put want;
   Put put;
   Instant began;
-  std::shared_ptr<kv::ArenaClient> arena;
+  std::shared_ptr<kv::ArenaClient> arena;  // null: the page is in `remote`
   std::shared_ptr<const kv::Layout> layout;
+  AlignedBuffer remote;
 };
 
-Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume, Options options,
-               Hooks hooks)
+// A column on its way to another machine: the disk's thread fills `payload`, the fabric takes it away.
+struct Server::RemoteRead {
+  TransferId id;
+  wire::kv_read want;
+  Read read;
+  AlignedBuffer payload;
+  std::uint32_t groups = 0;         // of the page; known with its first segment
+  std::uint32_t arrived = 0;        // bitmap
+  std::uint32_t told = 0;           // segments [0, told)
+  std::set<transfer::OpId> moving;
+  bool disk_over = false;
+  Code code = Code::ok;             // the first thing that went wrong
+  std::uint64_t bytes = 0;
+};
+
+Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume,
+               transfer::Fabric* fabric, Options options, Hooks hooks)
     : loop_(loop),
       options_(std::move(options)),
       hooks_(std::move(hooks)),
       disk_(std::move(disk)),
       volume_(std::move(volume)),
+      fabric_(fabric),
       sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
       inventory_timer_(loop, loop::TimerKind::liveness, "store-inventory",
                        [this] {
@@ -107,6 +125,7 @@ void Server::host_lost(const Peer& host) {
     }
     it->second.cancelled->store(true, std::memory_order_relaxed);
     it->second.answer_cancel = false;
+    if (it->second.remote) remote_fail(*it->second.remote, Code::cancelled);
     it = it->second.running ? std::next(it) : transfers_.erase(it);
   }
 }
@@ -215,7 +234,7 @@ void Server::read(Host& host, const wire::Envelope& message) {
     refuse_read(peer, want.transfer, code);
   };
   if (stopping_) return refuse(Code::busy);
-  if (!host.here) return refuse(Code::unsupported);
+  if (!host.here) return read_remote(host, want);
   if (known == transfers_.end() && transfers_.size() >= options_.transfers_max) return refuse(Code::busy);
   if (!host.arena) {
     if (!host.socket) attach(host);
@@ -236,6 +255,108 @@ void Server::read(Host& host, const wire::Envelope& message) {
     read_run(peer, want, read, context, arena, cancelled);
   });
   DI_ASSERT(queued.ok());
+}
+
+void Server::read_remote(Host& host, const wire::kv_read& want) {
+  const TransferId id{host.peer, want.transfer};
+  if (fabric_ == nullptr) return refuse_read(host.peer, want.transfer, Code::unsupported);
+  if (transfers_.size() >= options_.transfers_max || remote_ >= options_.remote_max)
+    return refuse_read(host.peer, want.transfer, Code::busy);
+  if (want.volume != volume_number) return refuse_read(host.peer, want.transfer, Code::not_found);
+  const Result<Read> begun = volume_->read_begin(want.stripe, want.column);
+  if (!begun) return refuse_read(host.peer, want.transfer, begun.error().code);
+  auto read = std::make_shared<RemoteRead>();
+  read->id = id;
+  read->want = want;
+  read->read = *begun;
+  ++remote_;
+  Transfer& transfer = transfers_[id];
+  transfer.began = loop_.monotonic_now();
+  transfer.running = true;
+  transfer.remote = read;
+  const Status queued = pool_.read(want.priority, [this, read, cancelled = transfer.cancelled](IoPool::Context& context) {
+    const auto run = [&]() -> Status {
+      const Result<SlotHeader> header = read_header(*disk_, read->read, context.scratch);
+      if (!header) return header.error();
+      const Shard& shard = header->shard;
+      if (shard.pages[shard.column].keys.size() != read->want.page_blocks ||
+          read->want.slot.page_blocks != read->want.page_blocks) {
+        return Error{Code::corrupt, 0, "the column holds a page of another length"};
+      }
+      read->payload.reserve(shard.payload_bytes());
+      read->groups = static_cast<std::uint32_t>(shard.segments.size());
+      const MutableByteView payload = read->payload.first(shard.payload_bytes());
+      std::uint64_t offset = 0;
+      for (std::uint32_t group = 0; group < read->groups; ++group) {
+        const std::uint64_t length = shard.segments[group];
+        if (cancelled->load(std::memory_order_relaxed)) return Error{Code::cancelled, 0, "cancelled"};
+        if (hooks_.mid_segment) hooks_.mid_segment();
+        DI_TRY(read_segment(*disk_, read->read, *header, group, payload.subspan(offset, length)));
+        context.report([this, read, group, offset, length] { remote_segment(read, group, offset, length); });
+        offset += length;
+      }
+      return {};
+    };
+    const Status status = run();
+    context.report([this, read, code = status.ok() ? Code::ok : status.error().code] {
+      read->disk_over = true;
+      if (code != Code::ok) remote_fail(*read, code);
+      remote_settle(read);
+    });
+  });
+  DI_ASSERT(queued.ok());
+}
+
+void Server::remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, std::uint64_t offset,
+                            std::uint64_t bytes) {
+  const Transfer& transfer = transfers_.at(read->id);
+  if (read->code != Code::ok || transfer.cancelled->load(std::memory_order_relaxed)) return;
+  const transfer::Place to{{read->want.slot.slot, read->want.slot.generation}, offset, bytes};
+  const Result<transfer::OpId> op =
+      fabric_->write(read->id.first, read->id.second, to, read->payload.first(offset + bytes).subspan(offset),
+                     transfer::Class::fetch);
+  if (!op) return remote_fail(*read, op.error().code);
+  read->moving.insert(*op);
+  moving_.emplace(*op, [this, read, group, op = *op, bytes](Code code) {
+    read->moving.erase(op);
+    if (code == Code::ok) read->bytes += bytes;
+    remote_moved(read, group, code);
+  });
+}
+
+void Server::remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code) {
+  const bool cancelled = transfers_.at(read->id).cancelled->load(std::memory_order_relaxed);
+  if (code != Code::ok) {
+    if (!cancelled) remote_fail(*read, code);
+  } else {
+    read->arrived |= 1u << group;
+    std::uint32_t there = read->told;
+    while ((read->arrived >> there & 1u) != 0) ++there;
+    if (there > read->told && read->code == Code::ok && !cancelled) {
+      read->told = there;
+      send(read->id.first, wire::kv_read_done{read->id.second, 0, there - 1});
+    }
+  }
+  remote_settle(read);
+}
+
+void Server::remote_fail(RemoteRead& read, Code code) {
+  if (read.code == Code::ok) read.code = code;
+  for (const transfer::OpId op : std::set<transfer::OpId>(read.moving)) fabric_->cancel(op);
+}
+
+void Server::remote_settle(const std::shared_ptr<RemoteRead>& read) {
+  if (!read->disk_over || !read->moving.empty()) return;
+  --remote_;
+  read_ended(read->id, read->read, read->code, read->bytes);
+}
+
+void Server::moved(transfer::OpId op, Code code) {
+  const auto found = moving_.find(op);
+  if (found == moving_.end()) return;
+  const std::function<void(Code)> done = std::move(found->second);
+  moving_.erase(found);
+  done(code);
 }
 
 // On a thread of the pool: touches the disk, the arena, and what it was given.
@@ -340,6 +461,7 @@ void Server::cancel(const Peer& host, std::uint64_t transfer) {
   }
   found->second.cancelled->store(true, std::memory_order_relaxed);
   found->second.answer_cancel = true;
+  if (found->second.remote) remote_fail(*found->second.remote, Code::cancelled);
 }
 
 // ---- puts
@@ -377,8 +499,9 @@ void Server::put(Host& host, const wire::Envelope& message) {
   if (!decode(message, want)) return;
   const auto refuse = [&](Code code) { put_answer(host.peer, want.stripe, want.column, code); };
   if (stopping_ || puts_ >= options_.puts_max) return refuse(Code::busy);
-  if (!host.here) return refuse(Code::unsupported);
-  if (!host.arena) {
+  if (!host.here && fabric_ == nullptr) return refuse(Code::unsupported);
+  if (!host.here && remote_ >= options_.remote_max) return refuse(Code::busy);
+  if (host.here && !host.arena) {
     if (!host.socket) attach(host);
     if (!host.socket) return refuse(Code::unreachable);
     if (host.waiting.size() >= waiting_max) return refuse(Code::busy);
@@ -407,10 +530,30 @@ void Server::put(Host& host, const wire::Envelope& message) {
   work->arena = host.arena;
   work->layout = layout->second;
   ++puts_;
+  if (host.here) return put_write(work);
+  ++remote_;
+  const std::uint64_t bytes = work->put.header.shard.payload_bytes();
+  work->remote.reserve(bytes);
+  const transfer::Place from{{work->want.slot.slot, work->want.slot.generation}, 0, bytes};
+  const Result<transfer::OpId> op = fabric_->read(host.peer, work->want.transfer, from, work->remote.first(bytes),
+                                                  transfer::Class::writeback);
+  const auto failed = [this, work](Code code) {
+    put_ended(work, {Error{code, 0, "the page could not be read from its host"}, false, false});
+  };
+  if (!op) return failed(op.error().code);
+  moving_.emplace(*op, [this, work, failed](Code code) { code == Code::ok ? put_write(work) : failed(code); });
+}
+
+void Server::put_write(const std::shared_ptr<PutWork>& work) {
   const Status queued = pool_.write([this, work](IoPool::Context& context) {
     const PutOutcome outcome = put_run(
         *disk_, work->put,
         [&](MutableByteView to) -> Status {
+          if (!work->arena) {
+            const MutableByteView page = work->remote.first(to.size());
+            std::copy(page.begin(), page.end(), to.begin());
+            return {};
+          }
           const Result<ByteView> page = work->arena->page(*work->layout, work->want.slot);
           if (!page) return Error{Code::stale, 0, page.error().message};
           std::copy(page->begin(), page->end(), to.begin());
@@ -427,6 +570,7 @@ void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& o
   const bool was_broken = volume_->broken();
   volume_->put_end(work->put, outcome);
   --puts_;
+  if (!work->arena) --remote_;
   work->arena.reset();
   if (volume_->broken() && !was_broken) {
     log_error("store", "volume broken: a write of its tables failed", {{"error", outcome.status.error()}});
@@ -589,7 +733,10 @@ void Server::stop(std::function<void()> done) {
   stopped_ = std::move(done);
   inventory_.reset();
   inventory_timer_.cancel();
-  for (auto& [id, transfer] : transfers_) transfer.cancelled->store(true, std::memory_order_relaxed);
+  for (auto& [id, transfer] : transfers_) {
+    transfer.cancelled->store(true, std::memory_order_relaxed);
+    if (transfer.remote) remote_fail(*transfer.remote, Code::cancelled);
+  }
   std::erase_if(transfers_, [](const auto& entry) { return !entry.second.running; });
   stop_when_idle();
 }

@@ -3,7 +3,9 @@
 //
 // Owner: loop thread; disk work is on the threads of its IoPool.  Messages come and go as
 // wire::Envelope; the shell (cmd/di-kvd) is the network.  A host's arena is mapped over its socket
-// (transfer/shm.h) when the host comes up; what arrives before it is mapped waits.
+// (transfer/shm.h) when the host comes up; what arrives before it is mapped waits.  A host on another
+// machine is reached through the fabric: a read goes to a buffer and from there, segment by segment, into
+// the slot that the host exposed for it; a put is read out of the slot before it is written.
 //
 // One transfer, from kv_read to its last answer:
 //   waiting   the arena is not mapped yet      -> reading; ended by kv_read_cancel or loss of the host
@@ -14,7 +16,8 @@
 // Durability: by default a put is acknowledged after its write and the volume is flushed every
 // `flush_every`; with `strict` it is acknowledged after the flush.
 //
-// Bounds: transfers_max reads and puts_max puts at a time, above that `busy`; one inventory part.
+// Bounds: transfers_max reads and puts_max puts at a time, of them remote_max with a buffer of a page,
+// above that `busy`; one inventory part.
 #pragma once
 
 #include <atomic>
@@ -33,6 +36,7 @@
 #include "loop/loop.h"
 #include "store/io.h"
 #include "store/volume.h"
+#include "transfer/fabric.h"
 #include "transfer/shm.h"
 #include "wire/envelope.h"
 
@@ -75,6 +79,7 @@ class Server {
     std::uint32_t io_threads = 4;
     std::size_t transfers_max = 512;
     std::size_t puts_max = 512;
+    std::size_t remote_max = 64;
     bool strict = false;
     Duration flush_every = milliseconds(100);
   };
@@ -86,8 +91,9 @@ class Server {
     std::function<void(std::function<void()> answer)> put_written;
   };
 
-  Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume, Options options,
-         Hooks hooks);
+  // `fabric` outlives the server; null: hosts on other machines are refused.
+  Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume,
+         transfer::Fabric* fabric, Options options, Hooks hooks);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -103,6 +109,8 @@ class Server {
   void host_up(const Peer& host, bool here);
   void host_lost(const Peer& host);
   void on_message(const wire::Envelope& message);
+  // The fabric is done with an operation of this server.
+  void moved(transfer::OpId op, Code code);
 
   // Refuses new work, waits for what runs, writes everything behind, then calls `done`.
   void stop(std::function<void()> done);
@@ -127,11 +135,13 @@ class Server {
     std::vector<wire::Envelope> waiting;  // for the arena
   };
   using TransferId = std::pair<Peer, std::uint64_t>;
+  struct RemoteRead;
   struct Transfer {
     std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
     bool answer_cancel = false;
     bool running = false;
     Instant began;
+    std::shared_ptr<RemoteRead> remote;  // of a host on another machine
   };
   struct PutWork;
   struct Inventory {
@@ -158,7 +168,14 @@ class Server {
   void refuse_read(const Peer& host, std::uint64_t transfer, Code code);
   void cancel(const Peer& host, std::uint64_t transfer);
   void put(Host& host, const wire::Envelope& message);
+  void put_write(const std::shared_ptr<PutWork>& work);
   void put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome);
+  void read_remote(Host& host, const wire::kv_read& want);
+  void remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, std::uint64_t offset,
+                      std::uint64_t bytes);
+  void remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code);
+  void remote_fail(RemoteRead& read, Code code);
+  void remote_settle(const std::shared_ptr<RemoteRead>& read);
   void put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code);
   void free(const wire::kv_free& message);
   void inventory_start(const Peer& meta);
@@ -174,6 +191,9 @@ class Server {
   Hooks hooks_;
   std::unique_ptr<Disk> disk_;
   std::unique_ptr<Volume> volume_;
+  transfer::Fabric* fabric_;
+  std::map<transfer::OpId, std::function<void(Code)>> moving_;  // bounded with remote_
+  std::size_t remote_ = 0;                                      // buffers in use
   std::map<Key, std::shared_ptr<const kv::Layout>> layouts_;
   std::map<std::string, Host> hosts_;
   std::map<TransferId, Transfer> transfers_;

@@ -74,7 +74,12 @@ Settings make_settings(Rng& rng) {
 
 class Cluster {
  public:
-  Cluster(std::uint64_t seed, bool trace) : world_(seed, trace), settings_(make_settings(world_.rng)) {
+  Cluster(std::uint64_t seed, bool trace)
+      : world_(seed, trace),
+        settings_(make_settings(world_.rng)),
+        data_(world_, settings_.store_fails),
+        hosts_(world_.rng.chance(0.5) ? 2 : 1),
+        store_apart_(world_.rng.chance(0.5)) {
     add_processes();
     make_requests();
     make_faults();
@@ -98,6 +103,7 @@ class Cluster {
     report_.events = world_.events();
     report_.seconds = static_cast<double>(to_ms(over - Instant{1'000'000'000})) / 1000;
     report_.requests = static_cast<int>(wants_.size());
+    report_.moved = data_.moved();
     if (router() != nullptr) report_.reentries = static_cast<int>(router()->core.reentries());
     return report_;
   }
@@ -123,7 +129,8 @@ class Cluster {
       m.instance = program + "." + name;
       m.program = std::move(program);
       m.role = std::move(role);
-      m.host = "here";
+      m.host = "machine" + std::string(hosts_ == 2 && m.instance.back() == '1' ? "1" : "0");
+      if (m.role == "store" && store_apart_) m.host = "store-machine";
       m.control = "sim://" + m.instance;
       if (m.program == "di-prefill" || m.program == "di-decode") {
         m.ranks = 1;
@@ -140,11 +147,13 @@ class Cluster {
     world_.set_meta(meta_, [this](const Member& self, std::uint64_t boot) {
       return static_cast<MetaNode*>(world_.node(meta_))->admit(self, boot, self.program == "di-meta");
     });
-    host_ = world_.add_process(member("di-kvd", "host0", "host"), [this](const Member& self) {
-      return std::make_unique<HostNode>(world_, host_, self, settings_);
-    });
+    for (std::size_t i = 0; i < hosts_; ++i) {
+      host_[i] = world_.add_process(member("di-kvd", "host" + number(i), "host"), [this, i](const Member& self) {
+        return std::make_unique<HostNode>(world_, host_[i], data_, self, settings_);
+      });
+    }
     store_ = world_.add_process(member("di-kvd", "store0", "store"), [this](const Member&) {
-      return std::make_unique<StoreNode>(world_, store_, store_disk_, settings_);
+      return std::make_unique<StoreNode>(world_, store_, data_, store_disk_, settings_);
     });
     for (std::size_t i = 0; i < 2; ++i) {
       prefill_[i] = world_.add_process(member("di-prefill", number(i), ""), [this, i](const Member& self) {
@@ -339,7 +348,8 @@ class Cluster {
     for (std::uint64_t i = 0; i < count; ++i) {
       const Duration when = milliseconds(60) + world_.random_time(Duration(0), busy_time);
       const auto kind = rng.below(100);
-      const std::size_t mortal[] = {prefill_[0], prefill_[1], decode_[0], decode_[1], host_, meta_, store_};
+      const std::size_t mortal[] = {prefill_[0], prefill_[1],       decode_[0], decode_[1],
+                                    host_[0],    host_[hosts_ - 1], meta_,      store_};
       const std::size_t victim = mortal[rng.below(std::size(mortal))];
       const Duration away = rng.chance(0.7) ? world_.random_time(milliseconds(20), milliseconds(500))
                                             : world_.random_time(milliseconds(500), seconds(5));
@@ -421,7 +431,11 @@ class Cluster {
         wire::meta_planned::number,       wire::meta_put_open::number,
         wire::meta_put_opened::number,    wire::meta_put_commit::number,
         wire::meta_put_committed::number, wire::meta_matched::number,
-        wire::meta_inventory_ack::number,
+        wire::meta_inventory_ack::number, wire::kv_push::number,
+        wire::handover_open::number,      wire::handover_opened::number,
+        wire::handover_pages::number,     wire::handover_slots::number,
+        wire::handover_pushed::number,    wire::handover_sealed::number,
+        wire::handover_ack::number,       wire::arena_read::number,
     };
     Rng& rng = world_.rng;
     Ambush ambush;
@@ -518,10 +532,13 @@ class Cluster {
 
   World world_;
   Settings settings_;
+  DataPlane data_;
+  const std::size_t hosts_;  // machines with an arena; the second has the ranks with an odd number
+  const bool store_apart_;   // on a machine of its own
   MetaDisk meta_disk_;
   StoreDisk store_disk_;
   std::size_t meta_ = 0;
-  std::size_t host_ = 0;
+  std::size_t host_[2] = {};
   std::size_t store_ = 0;
   std::size_t router_ = 0;
   std::size_t prefill_[2] = {};

@@ -1,5 +1,6 @@
-// tests/sim/cluster.h: one run of a simulated fleet from a seed: a router, di-meta, a host, a store, two
-// prefill and two decode ranks; clients that ask and leave; faults; checks while it runs and at the end.
+// tests/sim/cluster.h: one run of a simulated fleet from a seed: a router, di-meta, one or two hosts, a
+// store with or apart from the first, two prefill and two decode ranks; clients that ask and leave; faults;
+// checks while it runs and at the end.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@ struct Report {
   std::uint64_t cached_tokens = 0;
   std::uint64_t tokens = 0;
   std::uint64_t events = 0;
+  std::uint64_t moved = 0;  // segments between machines
   double seconds = 0;    // of virtual time
   double slowest_s = 0;  // longest request, without those that stall
 };

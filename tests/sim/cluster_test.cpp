@@ -18,10 +18,10 @@ bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
   std::printf(
       "requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu "
       "cached_tokens=%llu "
-      "events=%llu virtual_s=%.1f slowest_s=%.1f\n",
+      "moved=%llu events=%llu virtual_s=%.1f slowest_s=%.1f\n",
       report.requests, report.ok, report.cancelled, report.out_of_attempts, report.faults, report.reentries,
       static_cast<unsigned long long>(report.tokens), static_cast<unsigned long long>(report.cached_tokens),
-      static_cast<unsigned long long>(report.events), report.seconds, report.slowest_s);
+      static_cast<unsigned long long>(report.moved), static_cast<unsigned long long>(report.events), report.seconds, report.slowest_s);
   sum.requests += report.requests;
   sum.ok += report.ok;
   sum.cancelled += report.cancelled;
@@ -31,6 +31,7 @@ bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
   sum.tokens += report.tokens;
   sum.cached_tokens += report.cached_tokens;
   sum.events += report.events;
+  sum.moved += report.moved;
   if (report.failure.empty()) return true;
   std::printf("FAILED seed=%llu: %s\n", static_cast<unsigned long long>(seed), report.failure.c_str());
   return false;
@@ -63,13 +64,14 @@ int main(int argc, char** argv) {
   std::printf(
       "seeds=%llu failed=%d requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d "
       "tokens=%llu "
-      "cached_tokens=%llu events=%llu\n",
+      "cached_tokens=%llu moved=%llu events=%llu\n",
       static_cast<unsigned long long>(seeds), failed, sum.requests, sum.ok, sum.cancelled,
       sum.out_of_attempts, sum.faults, sum.reentries, static_cast<unsigned long long>(sum.tokens),
-      static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.events));
+      static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.moved),
+      static_cast<unsigned long long>(sum.events));
   // A fleet that never hits and never re-enters would prove nothing.
-  if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0)) {
-    std::printf("FAILED: nothing was cached, re-entered or cancelled\n");
+  if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0)) {
+    std::printf("FAILED: nothing was cached, re-entered, cancelled or moved\n");
     ++failed;
   }
   return failed == 0 ? 0 : 1;

@@ -158,7 +158,8 @@ void StoreNode::on_peer_up(const Member& peer) {
     host = Host{};
     host.generation = peer.generation;
   }
-  if (host.socket == 0) host.socket = world_.attach(process_, world_.find(peer.instance));
+  host.here = peer.host == world_.member(process_).host;
+  if (host.here && host.socket == 0) host.socket = world_.attach(process_, world_.find(peer.instance));
 }
 
 void StoreNode::on_peer_lost(const Member& peer) {
@@ -173,6 +174,7 @@ void StoreNode::on_peer_lost(const Member& peer) {
   for (auto& [id, transfer] : transfers_) {
     if (id.first == host::Peer{peer.instance, peer.generation}) transfer.cancelled = true;
   }
+  data_.peer_lost(process_, {peer.instance, peer.generation});
 }
 
 void StoreNode::on_arena(std::uint64_t socket, std::uint32_t generation,
@@ -231,7 +233,7 @@ void StoreNode::on_message(const wire::Envelope& message) {
     case wire::kv_put::number: {
       const auto host = hosts_.find(message.peer);
       if (host == hosts_.end() || host->second.generation != message.peer_generation) return;
-      if (!host->second.arena) {
+      if (host->second.here && !host->second.arena) {
         if (host->second.socket == 0)
           host->second.socket = world_.attach(process_, world_.find(message.peer));
         host->second.waiting.push_back(message);
@@ -266,68 +268,97 @@ void StoreNode::read(Host& host, const wire::Envelope& message) {
   read_group(id, want, host.arena, 0);
 }
 
+void StoreNode::read_finish(const TransferId& id, Code code, std::uint32_t last) {
+  const auto found = transfers_.find(id);
+  const Transfer over = found->second;
+  transfers_.erase(found);
+  if (!over.cancelled) {
+    send(id.first, wire::kv_read_done{id.second, static_cast<std::uint16_t>(code), last});
+  } else if (over.answer_cancel) {
+    send(id.first, wire::kv_read_cancelled{id.second});
+  }
+}
+
 void StoreNode::read_group(const TransferId& id, const wire::kv_read& want,
                            std::shared_ptr<kv::ArenaClient> arena, std::uint32_t group) {
   world_.after(
       process_, world_.random_time(microseconds(100), milliseconds(3)), [this, id, want, arena, group] {
-        const auto transfer = transfers_.find(id);
-        const auto finish = [&](Code code, std::uint32_t last) {
-          const Transfer over = transfer->second;
-          transfers_.erase(transfer);
-          if (!over.cancelled) {
-            send(id.first, wire::kv_read_done{want.transfer, static_cast<std::uint16_t>(code), last});
-          } else if (over.answer_cancel) {
-            send(id.first, wire::kv_read_cancelled{want.transfer});
-          }
-        };
-        if (transfer->second.cancelled) return finish(Code::cancelled, 0);
+        if (transfers_.at(id).cancelled) return read_finish(id, Code::cancelled, 0);
         const auto column = disk_.columns.find(want.stripe);
-        if (column == disk_.columns.end()) return finish(Code::not_found, 0);
+        if (column == disk_.columns.end()) return read_finish(id, Code::not_found, 0);
         if (world_.rng.chance(settings_.store_fails))
-          return finish(world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
+          return read_finish(id, world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
         const kv::Layout& layout = *settings_.layout;
+        const std::uint64_t offset = layout.segment_offset(group, want.page_blocks);
+        const auto from =
+            ByteView(column->second.payload).subspan(offset, layout.segment_bytes(group, want.page_blocks));
+        const auto there = [this, id, want, arena, group](Code code) {
+          if (code != Code::ok) return read_finish(id, code, 0);
+          if (group + 1 == settings_.layout->groups()) return read_finish(id, Code::ok, group);
+          if (!transfers_.at(id).cancelled) send(id.first, wire::kv_read_done{want.transfer, 0, group});
+          read_group(id, want, arena, group + 1);
+        };
+        if (arena == nullptr) {
+          const auto bytes = std::make_shared<Bytes>(from.begin(), from.end());
+          data_.write(process_, id.first, want.transfer,
+                      {{want.slot.slot, want.slot.generation}, offset, bytes->size()}, *bytes,
+                      [bytes, there](Code code) { there(code); });
+          return;
+        }
         auto slot = arena->slot_to_write(want.slot, column->second.payload.size());
-        if (!slot) return finish(Code::stale, 0);
-        const auto from = ByteView(column->second.payload)
-                              .subspan(layout.segment_offset(group, want.page_blocks),
-                                       layout.segment_bytes(group, want.page_blocks));
-        const MutableByteView to = slot->subspan(layout.segment_offset(group, want.page_blocks), from.size());
+        if (!slot) return read_finish(id, Code::stale, 0);
+        const MutableByteView to = slot->subspan(offset, from.size());
         std::copy(from.begin(), from.end(), to.begin());
         // Bits that flip on the way: the host's checksum finds them.
         if (world_.rng.chance(settings_.store_fails)) to[0] ^= std::byte{1};
-        if (group + 1 == layout.groups()) return finish(Code::ok, group);
-        send(id.first, wire::kv_read_done{want.transfer, 0, group});
-        read_group(id, want, arena, group + 1);
+        there(Code::ok);
       });
 }
 
 void StoreNode::put(Host& host, const wire::Envelope& message) {
   const host::Peer from{message.peer, message.peer_generation};
   const auto want = *message.as<wire::kv_put>();
-  world_.after(process_, world_.random_time(microseconds(200), milliseconds(5)),
-               [this, from, want, arena = host.arena] {
-                 const auto answer = [&](Code code) {
-                   send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
-                 };
-                 if (world_.rng.chance(settings_.store_fails))
-                   return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
-                 const kv::Layout& layout = *settings_.layout;
-                 const auto page = arena->page(layout, want.slot);
-                 if (!page) return answer(Code::stale);
-                 StoreDisk::Column column;
-                 column.payload.assign(page->begin(), page->end());
-                 const wire::PutPage& described = want.pages.at(want.column);
-                 for (std::uint32_t group = 0; group < layout.groups(); ++group) {
-                   const auto segment = ByteView(column.payload)
-                                            .subspan(layout.segment_offset(group, want.slot.page_blocks),
-                                                     layout.segment_bytes(group, want.slot.page_blocks));
-                   if (crc32c(segment) != described.crcs.at(group)) return answer(Code::corrupt);
-                 }
-                 column.record = {want.stripe,      want.volume, want.column, disk_.next_generation++,
-                                  want.fingerprint, want.pages};
-                 disk_.columns.insert_or_assign(want.stripe, std::move(column));
-                 answer(Code::ok);
-               });
+  world_.after(
+      process_, world_.random_time(microseconds(200), milliseconds(5)),
+      [this, from, want, here = host.here, arena = host.arena] {
+        const auto answer = [this, from, want](Code code) {
+          send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
+        };
+        if (world_.rng.chance(settings_.store_fails))
+          return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
+        const kv::Layout& layout = *settings_.layout;
+        if (!here) {
+          const auto bytes = std::make_shared<Bytes>(layout.page_bytes(want.slot.page_blocks));
+          data_.read(process_, from, want.transfer,
+                     {{want.slot.slot, want.slot.generation}, 0, bytes->size()}, *bytes,
+                     [this, from, want, bytes, answer](Code code) {
+                       code == Code::ok ? put_finish(from, want, *bytes) : answer(code);
+                     });
+          return;
+        }
+        const auto page = arena->page(layout, want.slot);
+        if (!page) return answer(Code::stale);
+        put_finish(from, want, Bytes(page->begin(), page->end()));
+      });
+}
+
+void StoreNode::put_finish(const host::Peer& from, const wire::kv_put& want, Bytes payload) {
+  const auto answer = [&](Code code) {
+    send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
+  };
+  const kv::Layout& layout = *settings_.layout;
+  StoreDisk::Column column;
+  column.payload = std::move(payload);
+  const wire::PutPage& described = want.pages.at(want.column);
+  for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+    const auto segment = ByteView(column.payload)
+                             .subspan(layout.segment_offset(group, want.slot.page_blocks),
+                                      layout.segment_bytes(group, want.slot.page_blocks));
+    if (crc32c(segment) != described.crcs.at(group)) return answer(Code::corrupt);
+  }
+  column.record = {want.stripe, want.volume, want.column, disk_.next_generation++, want.fingerprint, want.pages};
+  disk_.columns.insert_or_assign(want.stripe, std::move(column));
+  answer(Code::ok);
 }
 
 std::string StoreNode::held() const {
@@ -336,8 +367,9 @@ std::string StoreNode::held() const {
 
 // ---- di-kvd host -----------------------------------------------------------------------------------------
 
-HostNode::HostNode(World& world, std::size_t process, const Member& self, const Settings& settings)
-    : world_(world), process_(process) {
+HostNode::HostNode(World& world, std::size_t process, DataPlane& data, const Member& self,
+                   const Settings& settings)
+    : world_(world), process_(process), data_(data) {
   constexpr std::uint32_t slots = 512;
   kv::ArenaOwner::Options arena;
   arena.name = self.instance;
@@ -356,11 +388,40 @@ HostNode::HostNode(World& world, std::size_t process, const Member& self, const 
   options.fetch.prefetch_hold = settings.hold;
   options.handover.hold = settings.hold;
   options.writeback.admit = settings.admit;
-  core_ = std::make_unique<host::Core>(options, static_cast<host::ArenaPort&>(*this));
+  core_ = std::make_unique<host::Core>(options, static_cast<host::ArenaPort&>(*this),
+                                       static_cast<host::DataPort&>(*this));
 }
 
 std::uint32_t HostNode::segment_crc(std::uint64_t offset, std::uint64_t bytes) {
   return crc32c(arena_->payload(offset, bytes));
+}
+
+Status HostNode::expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,
+                        std::vector<transfer::SlotName> slots) {
+  if (world_.rng.chance(0.01)) return Error{Code::busy, 0, "no room for exposures"};
+  data_.expose(process_, peer, transfer, access, slots);
+  return {};
+}
+
+void HostNode::conceal(const wire::Peer& peer, std::uint64_t transfer) {
+  data_.conceal(process_, peer, transfer,
+                [this, peer, transfer] { core_->on_concealed(peer, transfer, now()); });
+}
+
+Status HostNode::push(std::uint64_t push, const wire::Peer& peer, std::uint64_t transfer,
+                      const transfer::Place& to, std::uint64_t offset, transfer::Class) {
+  if (world_.rng.chance(0.01)) return Error{Code::busy, 0, "the queue is full"};
+  const std::uint64_t op =
+      data_.write(process_, peer, transfer, to, arena_->payload(offset, to.bytes), [this, push](Code code) {
+        pushes_.erase(push);
+        core_->on_pushed(push, code, now());
+      });
+  pushes_.emplace(push, op);
+  return {};
+}
+
+void HostNode::cancel(std::uint64_t push) {
+  if (const auto found = pushes_.find(push); found != pushes_.end()) data_.cancel(found->second);
 }
 
 void HostNode::on_peer_up(const Member& peer) {
@@ -369,11 +430,12 @@ void HostNode::on_peer_up(const Member& peer) {
     const auto layout = kv::Layout::decode(peer.layout);
     DI_ASSERT(layout.ok() && core_->set_layout(*layout).ok());
   }
-  core_->on_peer_up({peer.instance, peer.generation}, kind, now());
+  core_->on_peer_up({peer.instance, peer.generation}, kind, peer.host != world_.member(process_).host, now());
 }
 
 void HostNode::on_peer_lost(const Member& peer) {
   core_->on_peer_lost({peer.instance, peer.generation}, now());
+  data_.peer_lost(process_, {peer.instance, peer.generation});
 }
 
 void HostNode::on_client(const Member& client, bool attached) {

@@ -20,6 +20,7 @@
 #include "rank/decode.h"
 #include "rank/prefill.h"
 #include "request/core.h"
+#include "tests/sim/data_plane.h"
 #include "tests/sim/world.h"
 
 namespace di::sim {
@@ -95,8 +96,8 @@ struct StoreDisk {
 
 class StoreNode final : public Node {
  public:
-  StoreNode(World& world, std::size_t process, StoreDisk& disk, const Settings& settings)
-      : world_(world), process_(process), disk_(disk), settings_(settings) {}
+  StoreNode(World& world, std::size_t process, DataPlane& data, StoreDisk& disk, const Settings& settings)
+      : world_(world), process_(process), data_(data), disk_(disk), settings_(settings) {}
 
   void on_peer_up(const Member& peer) override;
   void on_peer_lost(const Member& peer) override;
@@ -110,6 +111,7 @@ class StoreNode final : public Node {
  private:
   struct Host {
     std::uint32_t generation = 0;
+    bool here = true;
     std::uint64_t socket = 0;
     std::shared_ptr<kv::ArenaClient> arena;
     std::vector<wire::Envelope> waiting;
@@ -121,9 +123,12 @@ class StoreNode final : public Node {
   using TransferId = std::pair<host::Peer, std::uint64_t>;
 
   void read(Host& host, const wire::Envelope& message);
+  // `arena` is null for a host on another machine.
   void read_group(const TransferId& id, const wire::kv_read& want, std::shared_ptr<kv::ArenaClient> arena,
                   std::uint32_t group);
+  void read_finish(const TransferId& id, Code code, std::uint32_t last);
   void put(Host& host, const wire::Envelope& message);
+  void put_finish(const host::Peer& from, const wire::kv_put& want, Bytes payload);
   void inventory(std::uint64_t cursor);
   template <class M>
   void send(const host::Peer& to, const M& message) {
@@ -132,6 +137,7 @@ class StoreNode final : public Node {
 
   World& world_;
   std::size_t process_;
+  DataPlane& data_;
   StoreDisk& disk_;
   const Settings& settings_;
   std::map<std::string, Host> hosts_;
@@ -142,9 +148,9 @@ class StoreNode final : public Node {
 
 // ---- di-kvd host -----------------------------------------------------------------------------------------
 
-class HostNode final : public Node, private host::ArenaPort {
+class HostNode final : public Node, private host::ArenaPort, private host::DataPort {
  public:
-  HostNode(World& world, std::size_t process, const Member& self, const Settings& settings);
+  HostNode(World& world, std::size_t process, DataPlane& data, const Member& self, const Settings& settings);
 
   void on_peer_up(const Member& peer) override;
   void on_peer_lost(const Member& peer) override;
@@ -172,9 +178,18 @@ class HostNode final : public Node, private host::ArenaPort {
   }
   void entry_close(std::uint32_t handle) override { arena_->entry_close(handle); }
   std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override;
+  Status expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,
+                std::vector<transfer::SlotName> slots) override;
+  void conceal(const wire::Peer& peer, std::uint64_t transfer) override;
+  Status push(std::uint64_t push, const wire::Peer& peer, std::uint64_t transfer, const transfer::Place& to,
+              std::uint64_t offset, transfer::Class cls) override;
+  void cancel(std::uint64_t push) override;
+  double rate(const wire::Peer&) const override { return 0; }
 
   World& world_;
   std::size_t process_;
+  DataPlane& data_;
+  std::map<std::uint64_t, std::uint64_t> pushes_;  // -> operation of the data plane
   std::unique_ptr<kv::ArenaOwner> arena_;
   std::unique_ptr<host::Core> core_;
 };

@@ -84,6 +84,8 @@ class World {
   void kill(std::size_t process);
   void freeze(std::size_t process, Duration length);
   [[nodiscard]] bool alive(std::size_t process) const { return places_[process].node != nullptr; }
+  // Counts the starts of a process.
+  [[nodiscard]] std::uint64_t life(std::size_t process) const { return places_[process].life; }
   [[nodiscard]] bool frozen(std::size_t process) const { return places_[process].frozen_until > now(); }
   [[nodiscard]] const Member& member(std::size_t process) const { return places_[process].member; }
   [[nodiscard]] Node* node(std::size_t process) { return places_[process].node.get(); }

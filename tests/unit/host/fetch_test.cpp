@@ -486,7 +486,7 @@ TEST_F(FetchTest, HintsPinAtMostAQuarterOfTheArena) {
 
 TEST_F(FetchTest, AnUrgentReaderMovesAHintsReadForward) {
   Core::Options with = options(64);
-  with.fetch.reads_per_store = 1;
+  with.fetch.reads_per_source = 1;
   restart(with);
   usual_peers();
   for (std::uint32_t chain = 1; chain <= 3; ++chain) {

@@ -280,9 +280,9 @@ TEST_F(HandoverTest, AnotherHostIsAskedAndSaysWhatItCannot) {
   ASSERT_TRUE(open);
   EXPECT_EQ(open->keys, keys);
   EXPECT_TRUE(open->tail);
-  wire::handover_opened missing{8, 0, 1, {4, 5}, {}};
+  wire::handover_opened missing{8, 0, 1, {4, 400}, {{3, 1, 1, 0, 1}}};
   say(other, scope, missing);
-  EXPECT_EQ(handed(), Code::unsupported);
+  EXPECT_EQ(handed(), Code::invalid);
 
   say(prefill, scope, away);
   lose(other);
@@ -290,16 +290,11 @@ TEST_F(HandoverTest, AnotherHostIsAskedAndSaysWhatItCannot) {
   EXPECT_EQ(gauge("holds"), 0u);
 }
 
-TEST_F(HandoverTest, ATailInAnotherArenaIsNotInThisVersion) {
+TEST_F(HandoverTest, WhatIsHereNeedsNoPush) {
   const Peer other{"di-kvd.host1", 12};
   up(other, PeerKind::host);
   cached({keys.begin(), keys.begin() + 4});
   cached({keys.begin() + 4, keys.end()});
-  expected(8);
-  say(other, scope, wire::handover_open{8, decode.instance, keys, true});
-  EXPECT_EQ(heard<wire::handover_opened>(other)->code, static_cast<std::uint16_t>(Code::unsupported));
-  // Whole blocks that the store brought here need no push.
-  say(decode, scope, wire::kv_release{});
   say(decode, scope, wire::kv_expect{9, keys, Key{}, 0});
   say(other, scope, wire::handover_open{9, decode.instance, keys, false});
   const auto opened = heard<wire::handover_opened>(other);

@@ -241,10 +241,11 @@ TEST(PagesLayout, ALongSnapshotIsCutIntoParts) {
   options.self = {"di-kvd.host0", 1};
   options.arena = {.payload_bytes = 64 * test_layout().page_bytes(1), .slots_max = 64};
   options.delta_pages_max = 4;
-  Core core(options, arena);
+  test::FakeData data;
+  Core core(options, arena, data);
   ASSERT_TRUE(core.set_layout(test_layout()).ok());
   const Now now{{1000}, {1000}};
-  core.on_peer_up({"di-decode.0", 2}, PeerKind::rank, now);
+  core.on_peer_up({"di-decode.0", 2}, PeerKind::rank, false, now);
   wire::Scope scope{test_request(1), 1, 0, 0};
   for (std::uint32_t i = 0; i < 10; ++i) {
     core.on_message(wire::Envelope::make("di-decode.0", 2, scope, wire::kv_open{{1}, i}), now);
@@ -256,7 +257,7 @@ TEST(PagesLayout, ALongSnapshotIsCutIntoParts) {
                                          wire::kv_sealed{answer->slots[0], Key{}, keys, test_crcs(keys), 0}),
                     now);
   }
-  core.on_peer_up({"di-meta.0", 1}, PeerKind::meta, now);
+  core.on_peer_up({"di-meta.0", 1}, PeerKind::meta, false, now);
   core.flush(now);
   std::vector<std::size_t> counts;
   std::vector<bool> snapshots;
@@ -277,7 +278,8 @@ TEST(PagesLayout, OneArenaOneLayout) {
   Core::Options options;
   options.self = {"di-kvd.host0", 1};
   options.arena = {.payload_bytes = 1 << 20, .slots_max = 4};
-  Core core(options, arena);
+  test::FakeData data;
+  Core core(options, arena, data);
   const Result<kv::Layout> large = kv::layout_mla("large", 64, 61, 1152);
   EXPECT_EQ(core.set_layout(*large).error().code, Code::invalid);  // not a single page fits
   EXPECT_TRUE(core.set_layout(test_layout()).ok());

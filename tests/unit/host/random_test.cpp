@@ -17,12 +17,13 @@ constexpr std::uint32_t requests = 6;
 
 class Chaos {
  public:
-  explicit Chaos(std::uint64_t seed) : rng_(seed), core_(options(rng_), arena_) {
+  explicit Chaos(std::uint64_t seed) : rng_(seed), core_(options(rng_), arena_, data_) {
     EXPECT_TRUE(core_.set_layout(layout_).ok());
     for (const auto& [name, kind] :
          std::vector<std::pair<std::string, PeerKind>>{{"di-meta.0", PeerKind::meta},
                                                        {"di-kvd.store0", PeerKind::store},
                                                        {"di-kvd.store1", PeerKind::store},
+                                                       {"di-kvd.store2", PeerKind::store},
                                                        {"di-prefill.0", PeerKind::rank},
                                                        {"di-prefill.1", PeerKind::rank},
                                                        {"di-decode.0", PeerKind::rank},
@@ -32,6 +33,7 @@ class Chaos {
       actors_.emplace_back();
       actors_.back().name = name;
       actors_.back().kind = kind;
+      actors_.back().remote = kind == PeerKind::host || name == "di-kvd.store2";
       come_or_go(actors_.back());
     }
   }
@@ -48,6 +50,7 @@ class Chaos {
   struct Actor {
     std::string name;
     PeerKind kind = PeerKind::other;
+    bool remote = false;  // on another machine: it reaches the arena through the data plane
     std::uint32_t generation = 0;
     bool connected = false;  // for the core
     bool mapped = false;
@@ -63,8 +66,20 @@ class Chaos {
   struct Writing {
     Peer store;
     wire::kv_read read;
+    bool remote = false;
     std::uint32_t next = 0;
     bool cancelled = false;
+  };
+  // A hand-over that another host makes to a seat here.
+  struct Pushing {
+    Peer host;
+    wire::Scope scope;
+    std::uint64_t seat = 0;
+    std::uint64_t transfer = 0;
+    std::optional<wire::SlotRef> tail;
+    std::vector<std::vector<Key>> pages;  // offered, waiting for slots
+    std::vector<std::pair<wire::SlotRef, std::vector<Key>>> slots;
+    bool sealed = false;
   };
 
   static Core::Options options(Rng& rng) {
@@ -73,7 +88,7 @@ class Chaos {
     options.arena = {.payload_bytes = (8 + rng.below(80)) * test_layout().page_bytes(1),
                      .slots_max = static_cast<std::uint32_t>(8 + rng.below(80))};
     options.entries_max = static_cast<std::uint32_t>(2 + rng.below(12));
-    options.fetch.reads_per_store = static_cast<std::uint32_t>(1 + rng.below(4));
+    options.fetch.reads_per_source = static_cast<std::uint32_t>(1 + rng.below(4));
     if (rng.chance(0.3)) options.fetch.fetch_delay = milliseconds(50);
     options.writeback.queue_pages = 1 + rng.below(12);
     if (rng.chance(0.3)) options.writeback.admit = Admit::second_sighting;
@@ -111,8 +126,11 @@ class Chaos {
   void one_step() {
     if (!pending_.empty() && (pending_.size() > 20 || rng_.chance(0.5))) return deliver();
     const std::uint64_t what = rng_.below(100);
-    if (what < 60) {
+    data_acts();
+    if (what < 50) {
       client_acts();
+    } else if (what < 62) {
+      host_acts();
     } else if (what < 85) {
       store_acts();
     } else if (what < 87) {
@@ -247,7 +265,7 @@ class Chaos {
     }
     // A store maps the arena when it first has work there.
     for (Actor& a : actors_) {
-      if (a.name != work.store.instance || a.mapped) continue;
+      if (a.name != work.store.instance || a.mapped || a.remote) continue;
       a.mapped = true;
       core_.on_attached(work.store);
     }
@@ -255,6 +273,12 @@ class Chaos {
       const Code code = std::array{Code::io, Code::not_found, Code::corrupt, Code::stale}[rng_.below(4)];
       queue(work.store, {},
             wire::kv_read_done{work.read.transfer, static_cast<std::uint16_t>(code), work.next});
+      return drop();
+    }
+    // Through the data plane nothing arrives that is not exposed (any more).
+    const transfer::SlotName name{work.read.slot.slot, work.read.slot.generation};
+    if (work.remote && !writable(work.store, work.read.transfer, name)) {
+      queue(work.store, {}, wire::kv_read_done{work.read.transfer, static_cast<std::uint16_t>(Code::stale), 0});
       return drop();
     }
     // The bytes arrive.  The slot must still be the one of the read, whatever the core thinks of it.
@@ -267,6 +291,83 @@ class Chaos {
       queue(work.store, {}, wire::kv_read_done{work.read.transfer, 0, work.next});
     }
     if (++work.next == 4) drop();
+  }
+
+  bool writable(const Peer& peer, std::uint64_t transfer, const transfer::SlotName& slot) const {
+    const auto exposure = data_.exposures.find({peer, transfer});
+    return exposure != data_.exposures.end() && exposure->second.access == transfer::Access::write &&
+           exposure->second.slots.contains(slot);
+  }
+
+  // The data plane answers, in any order, and keeps its promises.
+  void data_acts() {
+    data_.full = rng_.chance(0.02);
+    data_.unreachable = rng_.chance(0.05);
+    data_.bytes_per_s = rng_.chance(0.1) ? 1000 : 1e9;
+    if (!data_.concealing.empty() && rng_.chance(0.5)) {
+      const auto [peer, transfer] = data_.take_concealed();
+      core_.on_concealed(peer, transfer, now());
+    }
+    if (data_.pushes.empty()) return;
+    const std::size_t i = rng_.below(data_.pushes.size());
+    const test::FakeData::Push push = data_.pushes[i];
+    data_.pushes.erase(data_.pushes.begin() + static_cast<std::ptrdiff_t>(i));
+    const Code code = push.cancelled && rng_.chance(0.8) ? Code::cancelled
+                      : rng_.chance(0.03)                ? Code::unreachable
+                                                         : Code::ok;
+    core_.on_pushed(push.number, code, now());
+  }
+
+  // Another host hands over to a seat here, or reads here.
+  void host_acts() {
+    Actor& other = *pick(PeerKind::host);
+    const Peer from{other.name, other.generation};
+    if (rng_.chance(0.2)) {
+      const std::vector<Key> some = keys(scope());
+      wire::arena_read read{++remote_transfer_, some[rng_.below(some.size())],
+                            static_cast<std::uint32_t>(1 + rng_.below(4)), {}, 1};
+      read.slot = {static_cast<std::uint32_t>(rng_.below(50)), 1, read.page_blocks, 0, read.page_blocks};
+      queue(from, {}, read);
+      return;
+    }
+    if (rng_.chance(0.1)) return queue(from, {}, wire::kv_read_cancel{rng_.below(remote_transfer_ + 1)});
+    if (pushings_.empty() || rng_.chance(0.2)) {
+      Actor& decode = *pick(PeerKind::rank);
+      const wire::Scope mine = scope();
+      const std::uint64_t seat = get_le<std::uint32_t>(mine.request.raw.data());
+      const bool tail = rng_.chance(0.9);
+      if (rng_.chance(0.9)) {
+        queue({decode.name, decode.generation}, mine, wire::kv_expect{seat, keys(mine), Key{}, tail ? 3u : 0u});
+      }
+      queue(from, mine, wire::handover_open{seat, decode.name, keys(mine), tail});
+      return;
+    }
+    Pushing& push = pushings_[rng_.below(pushings_.size())];
+    if (!push.slots.empty() && rng_.chance(0.7)) {
+      const auto [slot, page_keys] = push.slots.back();
+      push.slots.pop_back();
+      if (rng_.chance(0.05)) return;
+      write(push, slot, test_crcs(page_keys), rng_.chance(0.03));
+      return queue(push.host, push.scope, wire::handover_pushed{push.seat, push.transfer, {slot}});
+    }
+    if (!push.pages.empty() || push.sealed) return;
+    push.sealed = true;
+    wire::handover_sealed sealed;
+    sealed.seat = push.seat;
+    sealed.transfer = push.transfer;
+    sealed.tail_crcs = test_crcs({});
+    if (push.tail) write(push, *push.tail, sealed.tail_crcs, rng_.chance(0.03));
+    queue(push.host, push.scope, sealed);
+  }
+
+  void write(const Pushing& push, const wire::SlotRef& slot, const std::vector<std::uint32_t>& crcs, bool wrong) {
+    if (!writable(push.host, push.transfer, {slot.slot, slot.generation})) return;
+    const Page* page = core_.pages().find(slot.slot, slot.generation);
+    ASSERT_TRUE(page != nullptr) << "a slot was given away while another host may write into it";
+    if (page->state == PageState::sealed) return;  // written and verified before
+    for (std::uint32_t g = 0; g < 4; ++g) {
+      arena_.write_at(page->place.offset, layout_, slot.page_blocks, g, crcs[g] + (wrong ? 1 : 0));
+    }
   }
 
   void advance() {
@@ -284,12 +385,12 @@ class Chaos {
       a.running = true;
       a.connected = true;
       a.grants.clear();
-      core_.on_peer_up({a.name, a.generation}, a.kind, now());
+      core_.on_peer_up({a.name, a.generation}, a.kind, a.remote, now());
       return;
     }
     switch (a.connected ? rng_.below(4) : 1) {
       case 0:  // it maps the arena
-        if (!a.mapped && (a.kind == PeerKind::rank || a.kind == PeerKind::store)) {
+        if (!a.mapped && !a.remote && (a.kind == PeerKind::rank || a.kind == PeerKind::store)) {
           a.mapped = true;
           core_.on_attached(peer);
         }
@@ -298,11 +399,12 @@ class Chaos {
       case 2:  // cut off, or back
         a.connected = !a.connected;
         if (a.connected) {
-          core_.on_peer_up(peer, a.kind, now());
+          core_.on_peer_up(peer, a.kind, a.remote, now());
         } else {
           core_.on_peer_lost(peer, now());
           // Without the arena it cannot be in the middle of a write, and drops what it was to do.
           if (!a.mapped) std::erase_if(writing_, [&](const Writing& work) { return work.store == peer; });
+          std::erase_if(pushings_, [&](const Pushing& push) { return push.host == peer; });
         }
         break;
       default:
@@ -317,6 +419,7 @@ class Chaos {
     a.running = false;
     a.grants.clear();
     std::erase_if(writing_, [&](const Writing& work) { return work.store == peer; });
+    std::erase_if(pushings_, [&](const Pushing& push) { return push.host == peer; });
     const bool socket_first = rng_.chance(0.5);
     if (socket_first && a.mapped) core_.on_detached(peer, now());
     if (a.connected) core_.on_peer_lost(peer, now());
@@ -383,7 +486,10 @@ class Chaos {
                            body->keys.begin() + static_cast<std::ptrdiff_t>(at + count));
           page.crcs = test_crcs(page.keys);
           page.columns = {{pick(PeerKind::store)->name, 0, 0}};
-          if (rng_.chance(0.05)) page.columns.clear();
+          if (rng_.chance(0.2)) {  // in arenas only
+            page.columns.clear();
+            if (rng_.chance(0.8)) page.arenas = {core_.self().instance, "di-kvd.host1"};
+          }
           if (rng_.chance(0.03)) page.crcs.pop_back();
           planned.pages.push_back(std::move(page));
           at += count;
@@ -425,8 +531,17 @@ class Chaos {
         break;
       }
       case wire::kv_read::number:
-        writing_.push_back({from, *message.as<wire::kv_read>(), 0, false});
+        writing_.push_back({from, *message.as<wire::kv_read>(), to->remote, 0, false});
         break;
+      case wire::arena_read::number: {
+        const auto want = *message.as<wire::arena_read>();
+        wire::kv_read read;
+        read.transfer = want.transfer;
+        read.page_blocks = want.page_blocks;
+        read.slot = want.slot;
+        writing_.push_back({from, read, true, 0, false});
+        break;
+      }
       case wire::kv_read_cancel::number: {
         const std::uint64_t transfer = message.as<wire::kv_read_cancel>()->transfer;
         bool known = false;
@@ -446,9 +561,53 @@ class Chaos {
         auto body = message.as<wire::handover_open>();
         wire::handover_opened opened;
         opened.seat = body->seat;
-        opened.code = static_cast<std::uint16_t>(rng_.chance(0.5) ? Code::ok : Code::not_found);
-        if (rng_.chance(0.3)) opened.missing = {0};
+        opened.code = static_cast<std::uint16_t>(rng_.chance(0.8) ? Code::ok : Code::not_found);
+        opened.transfer = ++remote_transfer_;
+        for (std::uint32_t block = 0; block < body->keys.size(); ++block) {
+          if (rng_.chance(0.5)) opened.missing.push_back(rng_.chance(0.98) ? block : block + 1);
+        }
+        if (body->tail) opened.slots = {{3, 1, 1, 0, 1}};
         queue(from, scope, opened);
+        break;
+      }
+      case wire::handover_pages::number: {
+        auto body = message.as<wire::handover_pages>();
+        wire::handover_slots slots{body->seat, body->transfer, 0, {}};
+        if (rng_.chance(0.03)) slots.code = static_cast<std::uint16_t>(Code::busy);
+        for (const wire::PushPage& page : body->pages) {
+          const auto blocks = static_cast<std::uint32_t>(page.keys.size());
+          slots.slots.push_back({static_cast<std::uint32_t>(rng_.below(99)), 1, blocks, 0, rng_.chance(0.9) ? blocks : 0});
+        }
+        queue(from, scope, slots);
+        break;
+      }
+      case wire::handover_opened::number: {
+        auto body = message.as<wire::handover_opened>();
+        if (body->code != 0) break;
+        Pushing push{from, scope, body->seat, body->transfer, std::nullopt, {}, {}, false};
+        if (!body->slots.empty()) push.tail = body->slots[0];
+        // Pages of one block each, or of two where they follow each other.
+        const std::vector<Key> all = test_keys(get_le<std::uint32_t>(scope.request.raw.data()) % chains, 0, 64);
+        wire::handover_pages pages{push.seat, push.transfer, {}};
+        for (const std::uint32_t block : body->missing) {
+          push.pages.push_back({all[block]});
+          if (rng_.chance(0.3)) push.pages.back().push_back(all[block + 1]);
+          pages.pages.push_back({Key{}, push.pages.back(), test_crcs(push.pages.back())});
+        }
+        if (!pages.pages.empty()) queue(from, scope, pages);
+        pushings_.push_back(std::move(push));
+        if (pushings_.size() > 8) pushings_.erase(pushings_.begin());
+        break;
+      }
+      case wire::handover_slots::number: {
+        auto body = message.as<wire::handover_slots>();
+        for (Pushing& push : pushings_) {
+          if (push.host != from || push.transfer != body->transfer) continue;
+          for (std::size_t i = 0; i < body->slots.size() && i < push.pages.size(); ++i) {
+            if (body->slots[i].count > 0) push.slots.emplace_back(body->slots[i], push.pages[i]);
+          }
+          push.pages.clear();
+        }
         break;
       }
       case wire::handover_sealed::number:
@@ -464,6 +623,8 @@ class Chaos {
       if (a.running) die(a);
     }
     after();
+    while (!data_.pushes.empty() || !data_.concealing.empty()) data_acts();
+    after();
     for (const Gauge& gauge : core_.gauges()) {
       // Holds end by themselves; written pages wait for a directory.
       if (gauge.name == "holds" || gauge.name == "pins" || gauge.name == "used_bytes" ||
@@ -475,7 +636,7 @@ class Chaos {
     core_.on_time(now());
     after();
     const Peer meta{"di-meta.0", ++last_generation_};
-    core_.on_peer_up(meta, PeerKind::meta, now());
+    core_.on_peer_up(meta, PeerKind::meta, false, now());
     for (int i = 0; i < 1000 && !core_.idle(); ++i) {
       for (const wire::Envelope& message : core_.take_outgoing()) {
         if (message.number != wire::meta_put_open::number) continue;
@@ -501,15 +662,23 @@ class Chaos {
     seated += core_.handovers().counters().seated;
     written += core_.writeback().counters().written;
     reads += core_.fetches().counters().reads;
+    arena_reads += core_.fetches().counters().arena_reads;
+    taken += core_.handovers().counters().pages_taken;
+    pushed += core_.pushes().counters().pages;
+    served += core_.serves().counters().served;
+    EXPECT_TRUE(data_.exposures.empty()) << data_.exposures.size() << " exposures are left";
   }
 
   const kv::Layout layout_ = test_layout();
   Rng rng_;
   test::FakeArena arena_;
+  test::FakeData data_;
   Core core_;
   std::vector<Actor> actors_;
   std::vector<wire::Envelope> pending_;  // messages on their way to the core
   std::vector<Writing> writing_;
+  std::vector<Pushing> pushings_;
+  std::uint64_t remote_transfer_ = 0;
   std::vector<Tail> tails_;
   std::set<std::uint64_t> leases_;
   std::uint64_t lease_ = 0;
@@ -520,10 +689,12 @@ class Chaos {
 
  public:
   std::uint64_t matched = 0, fetched = 0, seated = 0, written = 0, reads = 0;
+  std::uint64_t arena_reads = 0, taken = 0, pushed = 0, served = 0;
 };
 
 TEST(HostRandom, NothingIsLostUnderChaos) {
   std::uint64_t fetched = 0, seated = 0, written = 0, reads = 0;
+  std::uint64_t arena_reads = 0, taken = 0, pushed = 0, served = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE("seed=" + std::to_string(seed));
     Chaos chaos(seed);
@@ -536,12 +707,20 @@ TEST(HostRandom, NothingIsLostUnderChaos) {
     seated += chaos.seated;
     written += chaos.written;
     reads += chaos.reads;
+    arena_reads += chaos.arena_reads;
+    taken += chaos.taken;
+    pushed += chaos.pushed;
+    served += chaos.served;
   }
   // The chaos must reach what it is to test.
   EXPECT_GT(fetched, 500u);
   EXPECT_GT(seated, 10u);
   EXPECT_GT(written, 50u);
   EXPECT_GT(reads, 500u);
+  EXPECT_GT(arena_reads, 50u);
+  EXPECT_GT(taken, 100u);
+  EXPECT_GT(pushed, 40u);
+  EXPECT_GT(served, 20u);
 }
 
 }  // namespace

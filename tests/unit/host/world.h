@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "host/core.h"
-#include "tests/support/fake_arena.h"
+#include "tests/support/fake_data.h"
 
 namespace di::host {
 
@@ -61,13 +61,14 @@ class World : public ::testing::Test {
   }
   void restart(const Core::Options& with) {
     arena = test::FakeArena();
-    core.emplace(with, arena);
+    data = test::FakeData();
+    core.emplace(with, arena, data);
     ASSERT_TRUE(core->set_layout(layout).ok());
     out.clear();
   }
 
-  void up(const Peer& peer, PeerKind kind) {
-    core->on_peer_up(peer, kind, now);
+  void up(const Peer& peer, PeerKind kind, bool remote = false) {
+    core->on_peer_up(peer, kind, remote, now);
     turn();
   }
   void lose(const Peer& peer) {
@@ -105,6 +106,20 @@ class World : public ::testing::Test {
     }
     const Status status = core->check();
     ASSERT_TRUE(status.ok()) << status.error().message;
+  }
+  // The data plane's answer to its oldest push, or to its oldest conceal.
+  void answer_push(Code code) {
+    ASSERT_FALSE(data.pushes.empty());
+    const std::uint64_t push = data.pushes.front().number;
+    data.pushes.pop_front();
+    core->on_pushed(push, code, now);
+    turn();
+  }
+  void answer_conceal() {
+    ASSERT_FALSE(data.concealing.empty());
+    const auto [peer, transfer] = data.take_concealed();
+    core->on_concealed(peer, transfer, now);
+    turn();
   }
   void advance(Duration by) {
     now.product = now.product + by;
@@ -197,6 +212,7 @@ class World : public ::testing::Test {
   const Peer decode{"di-decode.0", 4};
   const Peer router{"di-router.0", 5};
   test::FakeArena arena;
+  test::FakeData data;
   std::optional<Core> core;
   Now now{{1'000'000'000}, {1'000'000'000}};
   std::deque<wire::Envelope> out;

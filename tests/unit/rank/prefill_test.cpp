@@ -433,6 +433,27 @@ TEST_F(PrefillTest, ATargetMayComeBeforeTheToken) {
   EXPECT_EQ(heard<wire::kv_handover>()->seat, 6U);
 }
 
+TEST_F(PrefillTest, PagesOfAnEarlyTargetOnAnotherHostMayGoAtOnce) {
+  run(one, 18);
+  from_router(one, target_of(6));
+  EXPECT_FALSE(heard<wire::kv_push>());  // the seat is in this arena
+  wire::prefill_target away = target_of(7);
+  away.host = "di-kvd.elsewhere";
+  from_router(one, away);
+  const auto push = heard<wire::kv_push>();
+  ASSERT_TRUE(push);
+  EXPECT_EQ(push->seat, 7U);
+  EXPECT_EQ(push->host, away.host);
+  EXPECT_EQ(push->keys.size(), 4U);
+  EXPECT_TRUE(push->tail);
+  ASSERT_TRUE(take());
+  token(18);
+  give();
+  ASSERT_TRUE(take());
+  give();
+  EXPECT_EQ(heard<wire::kv_handover>()->seat, 7U);
+}
+
 TEST_F(PrefillTest, WithoutASeatTheHoldEnds) {
   wait(one, 18);
   advance(seconds(59));

@@ -60,7 +60,7 @@ struct ServerTest : testing::Test {
     options.run_dir = run_dir;
     options.io_threads = 2;
     server = std::make_unique<Server>(
-        loop, std::make_unique<Borrowed>(*disk), *std::move(volume), options,
+        loop, std::make_unique<Borrowed>(*disk), *std::move(volume), nullptr, options,
         Server::Hooks{[this](const wire::Envelope& message) { sent.push_back(message); }, mid_segment,
                       put_written});
     server->learn_layout(layout);
@@ -285,7 +285,7 @@ TEST_F(ServerTest, host_without_a_socket_is_unreachable) {
   EXPECT_EQ(put(1, 2), Code::ok);
 }
 
-TEST_F(ServerTest, host_on_another_machine_is_unsupported) {
+TEST_F(ServerTest, without_a_fabric_a_host_on_another_machine_is_unsupported) {
   listen();
   start();
   server->host_up(host, false);
