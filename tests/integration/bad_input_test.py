@@ -114,7 +114,9 @@ def http_errors():
 
 def every_route_but_health_needs_a_key():
     with script_fleet([{"match": "", "pieces": pieces("ok")}]) as fleet:
-        for method, path in (("POST", "/v1/chat/completions"), ("POST", "/chat/completions"), ("GET", "/v1/models"),
+        for method, path in (("POST", "/v1/chat/completions"), ("POST", "/chat/completions"), ("POST", "/v1/completions"),
+                             ("POST", "/completions"), ("POST", "/tokenize"), ("POST", "/v1/tokenize"),
+                             ("POST", "/detokenize"), ("POST", "/v1/detokenize"), ("GET", "/v1/models"),
                              ("GET", "/models"), ("GET", "/v1/models/demo")):
             status, head, _ = fleet.request(method, path, "{}" if method == "POST" else None, {})
             assert status == 401, (path, status)
