@@ -1,4 +1,5 @@
-// transfer/seal.h: AES-256-GCM over the two directions of a data connection (OpenSSL underneath).
+// transfer/seal.h: AES-256-GCM over the two directions of a data connection (OpenSSL or intel-ipsec-mb
+// underneath).
 //
 // A message is begun with what is authenticated only, takes its text in pieces and ends with a tag.  The
 // nonce of message n in one direction is (direction, n), 4 and 8 bytes little-endian; a key serves one

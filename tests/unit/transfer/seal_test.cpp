@@ -56,6 +56,14 @@ TEST(SealTest, what_is_sealed_opens_in_whatever_pieces) {
   }
 }
 
+// Whichever library did it: key 01 00..., nonce (1, 0), 3 bytes of 03 beside, the text "sealed".
+TEST(SealTest, bytes_on_the_wire_are_these) {
+  Sealer sealer(key_of(1), SealDirection::from_dialler);
+  const Sealed sealed = seal(sealer, Bytes(3, std::byte{3}), as_bytes("sealed"), 4);
+  EXPECT_EQ(to_hex(sealed.text), "79da9413cedc");
+  EXPECT_EQ(to_hex(sealed.tag), "a432d8bd1bd39ae0d66e746c4ff2a7d2");
+}
+
 TEST(SealTest, any_flipped_bit_is_seen) {
   const Bytes text(40, std::byte{9});
   const Bytes head(64, std::byte{3});
