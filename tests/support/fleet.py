@@ -251,7 +251,7 @@ def chat_hit(fleet, prompt, at_least, **fields):
     reply = fleet.chat(prompt, **fields)
     assert reply.status == 200, reply.error
     if reply.cached() < at_least:
-        told = "\n".join(str(row) for row in fleet.ctl("explain", reply.request_id()))
+        told = "\n".join(str(row) for row in fleet.ctl("explain", reply.request_id))
         raise AssertionError(f"{reply.cached()} tokens cached, expected {at_least}\n{told}")
     return reply
 
