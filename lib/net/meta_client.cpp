@@ -22,6 +22,17 @@ struct MetaClient::Impl {
         boot(random_u64()),
         again(loop, loop::TimerKind::liveness, "register again", [this] { register_self(); }) {}
 
+  // What di-meta says is believed of di-meta only: of the connection to its address.
+  bool is_from_meta(const Incoming& in) const {
+    if (in.from.id == 0) return true;  // before its hello: only that connection is heard then
+    const Member* peer = endpoint.peer(in.from.id);
+    if (peer != nullptr && in.from.id == meta_id) return true;
+    log_warn(
+        "net", "message that only di-meta may send",
+        {{"from", peer == nullptr ? "" : peer->instance}, {"message", wire::message_name(in.header.number)}});
+    return false;
+  }
+
   // On the peer when it is up, else on the connection that was just established.
   void register_self() {
     const wire::meta_register message{self, boot};
@@ -33,6 +44,7 @@ struct MetaClient::Impl {
   }
 
   void answered(const Incoming& in, const wire::meta_registered& answer) {
+    if (!is_from_meta(in)) return;
     const Code code = static_cast<Code>(answer.code);
     if (code == Code::busy) {
       again.start_after(register_again_after);
@@ -83,6 +95,7 @@ MetaClient::MetaClient(loop::Loop& loop, Endpoint& endpoint, const std::string& 
   endpoint.on<wire::meta_registered>(
       [impl](const Incoming& in, const wire::meta_registered& answer) { impl->answered(in, answer); });
   endpoint.on<wire::meta_members>([impl](const Incoming& in, const wire::meta_members& list) {
+    if (!impl->is_from_meta(in)) return;
     const bool same = in.header.sender_generation == impl->epoch_generation;
     if (same && list.epoch < impl->epoch) return;
     impl->epoch = list.epoch;

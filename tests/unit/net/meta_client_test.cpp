@@ -127,6 +127,27 @@ TEST_P(MetaClientTest, RefusalIsReportedAndNotRepeatedUntilSomethingChanged) {
   EXPECT_EQ(meta.registrations, 2);
 }
 
+TEST_P(MetaClientTest, MembersAreBelievedOfMetaOnly) {
+  Client router(loop, *net, "di-router.0");
+  Client decode(loop, *net, "di-decode.0");
+  Meta meta(loop, *net, 50);
+  ASSERT_TRUE(wait([&] { return router.node.endpoint.up(3) && decode.node.endpoint.up(2); }));
+  // A list in which the sender is what it likes, and an answer that nobody asked for.
+  Member another = member(9, 900, "di-kvd.host9", "host");
+  another.control = net->address("nowhere");
+  ASSERT_TRUE(decode.node.endpoint.send(2, wire::meta_members{1u << 20, {another}}).ok());
+  wire::meta_registered answer;
+  answer.id = 77;
+  answer.generation = 1;
+  ASSERT_TRUE(decode.node.endpoint.send(2, answer).ok());
+  ASSERT_TRUE(decode.node.endpoint.send(2, wire::seat_release{1}).ok());
+  ASSERT_TRUE(wait([&] { return router.node.seats.size() == 1; }));
+  EXPECT_EQ(router.node.endpoint.peer(9), nullptr);
+  EXPECT_EQ(router.node.endpoint.self().id, 2u);
+  EXPECT_EQ(router.refused, "");
+  EXPECT_TRUE(router.node.endpoint.up(3));
+}
+
 INSTANTIATE_TEST_SUITE_P(Both, MetaClientTest, testing::Values("inproc", "zmq"),
                          [](const auto& param) { return param.param; });
 
