@@ -98,6 +98,7 @@ void RouterCore::start_attempt(Flight& flight, Instant now) {
   flight.started = false;
   flight.prefill_token = false;
   flight.seat_avoid.reset();
+  flight.wish.held.clear();
   flight.seats_failed = 0;
   flight.seat_again = Instant{};
   flight.gap_until = instant_never;
@@ -137,7 +138,7 @@ void RouterCore::dispatch(Instant now) {
         queue.pop_front();
         continue;
       }
-      const auto rank = ranks_.choose_prefill(model);
+      const auto rank = ranks_.choose_prefill(model, found->second.wish);
       if (!rank.has_value()) break;
       queue.pop_front();
       bind(found->second, *rank, now);
@@ -150,8 +151,9 @@ void RouterCore::dispatch(Instant now) {
       if (found == flights_.end()) continue;
       Flight& flight = found->second;
       if (flight.state != FlightState::queued || flight.hit_blocks == 0 || !flight.prefetch_host.empty()) continue;
-      if (kvd_hosts_.empty()) break;
-      flight.prefetch_host = kvd_hosts_.begin()->first;
+      const std::string host = ranks_.choose_host(model, flight.wish);
+      if (!kvd_hosts_.contains(host)) continue;
+      flight.prefetch_host = host;
       wire::kv_prefetch hint;
       hint.keys.assign(flight.keys.begin(), flight.keys.begin() + flight.hit_blocks);
       hint.priority = 1;
@@ -207,7 +209,9 @@ void RouterCore::maybe_ask_seat(Flight& flight, Instant now) {
 void RouterCore::ask_seat(Flight& flight, Instant now) {
   const std::uint64_t known =
       flight.tokens.size() + std::uint64_t{flight.request.sampling.max_tokens} - flight.first_index;
-  const auto rank = ranks_.choose_decode(flight.request.model, known, flight.seat_avoid);
+  const RankInfo* prefill = ranks_.find(flight.prefill.rank);
+  const auto rank = ranks_.choose_decode(flight.request.model, known, prefill == nullptr ? Place{} : prefill->place,
+                                         flight.wish, flight.seat_avoid);
   if (!rank.has_value()) {
     flight.seat_again = now + options_.seat_retry;
     return;
@@ -277,12 +281,36 @@ void RouterCore::seat_lost(Flight& flight, Instant now) {
   maybe_ask_seat(flight, now);
 }
 
+void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
+  note(flight, "handover_failed", "rank=" + flight.decode.rank.text() + " code=" + std::string(code_name(code)), now);
+  const RankInfo* prefill = ranks_.find(flight.prefill.rank);
+  const RankInfo* decode = ranks_.find(flight.decode.rank);
+  if (flight.decode.open) {
+    send(flight.decode.rank.instance, flight.decode.generation, scope_of(flight, flight.decode.rank.rank),
+         wire::seat_release{flight.seat});
+  }
+  // The rule of links that are too slow (kv.handover_wait) or broken: a seat where the pages are, if there is
+  // one; else the prompt is read again where the seat was.
+  const bool link_failed = (code == Code::timeout || code == Code::unreachable) && prefill != nullptr &&
+                           decode != nullptr && distance(prefill->place, decode->place) > 0;
+  if (!link_failed) return seat_lost(flight, now);
+  const Place from = prefill->place;
+  flight.wish.near_host = from.host;
+  const auto closer = ranks_.choose_decode(flight.request.model, flight.decode.tokens, from, flight.wish, flight.decode.rank);
+  if (closer.has_value() && distance(from, ranks_.find(*closer)->place) == 0) return seat_lost(flight, now);
+  flight.wish.near_host = decode->place.host;
+  reenter(flight, "the link to the seat is too slow or broken", now);
+}
+
 void RouterCore::on_message(const wire::Envelope& message, Instant now) {
   switch (message.number) {
     case wire::meta_matched::number:
       if (auto matched = message.as<wire::meta_matched>()) {
         Flight* flight = current(message);
         if (flight == nullptr || flight->state != FlightState::matching) break;
+        for (const wire::TierHit& tier : matched->tiers) {
+          if (!tier.instance.empty()) flight->wish.held[tier.instance] = tier.blocks;
+        }
         note(*flight, "matched", "hit_blocks=" + std::to_string(matched->hit_blocks) +
                                      " fetch_us=" + std::to_string(matched->fetch_us), now);
         enqueue(*flight, matched->hit_blocks, now);
@@ -311,12 +339,8 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
                wire::request_stop{static_cast<wire::U16>(Code::stale)});
           break;
         }
-        if (flight->prefill_token) {  // the hand-over failed, the pages are still held
-          if (flight->decode.open) {
-            send(flight->decode.rank.instance, flight->decode.generation, scope_of(*flight, flight->decode.rank.rank),
-                 wire::seat_release{flight->seat});
-          }
-          seat_lost(*flight, now);
+        if (flight->prefill_token) {
+          handover_failed(*flight, static_cast<Code>(refused->code), now);
           break;
         }
         close_leg(flight->prefill);
@@ -543,9 +567,10 @@ void RouterCore::on_peer_up(const wire::Member& member, Instant now) {
   if (member.program == "di-meta") {
     meta_ = member.instance;
   } else if (member.program == "di-kvd" && member.role == "host") {
-    kvd_hosts_[member.instance] = member.host;
+    kvd_hosts_.insert(member.instance);
   } else if (member.program == "di-prefill" || member.program == "di-decode") {
-    ranks_.add(member.instance, member.generation, member.ranks, member.program == "di-decode", member.model);
+    ranks_.add(member.instance, member.generation, member.ranks, member.program == "di-decode", member.model,
+               {member.host, member.rack, member.zone});
   }
   dispatch(now);
 }

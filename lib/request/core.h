@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -99,6 +100,8 @@ class RouterCore {
   void bind(Flight& flight, const RankName& rank, Instant now);
   void ask_seat(Flight& flight, Instant now);
   void seat_lost(Flight& flight, Instant now);
+  // The hand-over failed and the pages are still held.
+  void handover_failed(Flight& flight, Code code, Instant now);
   void maybe_ask_seat(Flight& flight, Instant now);
   [[nodiscard]] bool wants_seat(const Flight& flight) const;
   void leave_queue(Flight& flight);
@@ -127,7 +130,7 @@ class RouterCore {
   RankTable ranks_;
   balance::StepCost cost_;                           // until a rank has reported its own fit
   std::string meta_;                                 // empty while di-meta is away
-  std::map<std::string, std::string> kvd_hosts_;     // instance -> host label
+  std::set<std::string> kvd_hosts_;                  // host di-kvds that are up
   std::map<RequestId, Flight> flights_;
   std::map<std::string, std::deque<RequestId>> queues_;  // by model
   std::deque<RequestId> finished_order_;

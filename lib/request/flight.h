@@ -79,6 +79,7 @@ struct Flight {
   bool started = false;              // decode_started came
   bool prefill_token = false;        // prefill's token of this attempt came
   std::optional<RankName> seat_avoid;
+  Wish wish;                         // near_host outlives the attempt
   std::uint32_t seats_failed = 0;
   std::string prefetch_host;         // holds a hint's pins there
 

@@ -5,14 +5,35 @@
 
 namespace di::request {
 
+namespace {
+
+std::uint32_t held_by(const Wish& wish, const RankInfo& info) {
+  const auto found = wish.held.find(info.credit.host);
+  return found == wish.held.end() ? 0 : found->second;
+}
+
+// For a minimum: more is better.
+std::uint32_t lack(std::uint32_t blocks) {
+  return UINT32_MAX - blocks;
+}
+
+}  // namespace
+
+std::uint32_t distance(const Place& a, const Place& b) {
+  if (a.zone != b.zone) return 3;
+  if (a.rack != b.rack) return 2;
+  return a.host == b.host ? 0 : 1;
+}
+
 void RankTable::add(const std::string& instance, std::uint32_t generation, std::uint16_t ranks, bool decode,
-                    const std::string& model) {
+                    const std::string& model, const Place& place) {
   remove(instance);
   for (std::uint16_t rank = 0; rank < ranks && ranks_.size() < ranks_max; ++rank) {
     RankInfo info;
     info.generation = generation;
     info.decode = decode;
     info.model = model;
+    info.place = place;
     info.credit.draining = true;  // until its first credit says otherwise
     ranks_.emplace(RankName{instance, rank}, std::move(info));
   }
@@ -33,13 +54,14 @@ bool RankTable::credit(const RankName& name, std::uint32_t generation, const wir
   return true;
 }
 
-std::optional<RankName> RankTable::choose_prefill(const std::string& model) const {
+std::optional<RankName> RankTable::choose_prefill(const std::string& model, const Wish& wish) const {
   std::optional<RankName> best;
-  std::tuple<std::uint64_t, std::uint32_t, std::uint64_t> best_cost;
+  std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   for (const auto& [name, info] : ranks_) {
     if (info.decode || info.model != model || info.credit.draining) continue;
     if (info.sent_requests >= info.credit.granted_requests || info.sent_us >= info.credit.granted_us) continue;
-    const std::tuple cost{info.outstanding_us, info.outstanding, info.credit.queue_us};
+    const bool far = !wish.near_host.empty() && info.place.host != wish.near_host;
+    const std::tuple cost{far, info.outstanding_us, info.outstanding, lack(held_by(wish, info)), info.credit.queue_us};
     if (!best.has_value() || cost < best_cost) {
       best = name;
       best_cost = cost;
@@ -48,10 +70,10 @@ std::optional<RankName> RankTable::choose_prefill(const std::string& model) cons
   return best;
 }
 
-std::optional<RankName> RankTable::choose_decode(const std::string& model, std::uint64_t tokens,
-                                                 const std::optional<RankName>& avoid) const {
+std::optional<RankName> RankTable::choose_decode(const std::string& model, std::uint64_t tokens, const Place& from,
+                                                 const Wish& wish, const std::optional<RankName>& avoid) const {
   std::optional<RankName> best;
-  std::tuple<bool, std::uint32_t, std::uint64_t> best_cost;
+  std::tuple<bool, bool, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   std::uint64_t largest = 0;
   for (const auto& [name, info] : ranks_) {
     if (info.decode && info.model == model) largest = std::max(largest, info.credit.kv_tokens_max);
@@ -60,9 +82,27 @@ std::optional<RankName> RankTable::choose_decode(const std::string& model, std::
     if (!info.decode || info.model != model || info.credit.draining) continue;
     if (info.sent_requests >= info.credit.granted_requests) continue;
     if (tokens <= largest && info.outstanding_tokens + tokens > info.credit.kv_tokens_max) continue;
-    const std::tuple cost{avoid.has_value() && *avoid == name, info.outstanding, info.outstanding_tokens};
+    const std::uint32_t away = distance(from, info.place);
+    // A link was too slow for this request: no other one is tried while there is a seat without a link.
+    const bool far = !wish.near_host.empty() && away > 0;
+    const std::tuple cost{far, avoid.has_value() && *avoid == name, info.outstanding, away, info.outstanding_tokens};
     if (!best.has_value() || cost < best_cost) {
       best = name;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+std::string RankTable::choose_host(const std::string& model, const Wish& wish) const {
+  std::string best;
+  std::tuple<bool, std::uint64_t, std::uint32_t> best_cost;
+  for (const auto& [name, info] : ranks_) {
+    if (info.decode || info.model != model || info.credit.draining || info.credit.host.empty()) continue;
+    const bool far = !wish.near_host.empty() && info.place.host != wish.near_host;
+    const std::tuple cost{far, info.outstanding_us, lack(held_by(wish, info))};
+    if (best.empty() || cost < best_cost) {
+      best = info.credit.host;
       best_cost = cost;
     }
   }

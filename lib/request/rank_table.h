@@ -2,8 +2,11 @@
 //
 // Owner: the router's core.  Credits are totals that only grow (rank/credit.h); what this router sent
 // counts against them at once, so two requests never share one credit.  The choice is the rank with
-// the least outstanding predicted work of this router's own requests, then the fewest of them, then by
-// name; reported loads only break ties, because they lag.  Bound: ranks_max.
+// the least outstanding predicted work of this router's own requests, then the fewest of them; location
+// comes after that (design.md, decision 15: it breaks ties and never beats the queue): what the rank's
+// host holds of the prefix, how far a seat is from the pages; then what ranks report of their load, which
+// lags; then the name.  Only a request whose hand-over was given up because its link is too slow asks for
+// a host first (Wish).  Bound: ranks_max.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +30,26 @@ struct RankName {
   [[nodiscard]] std::string text() const { return instance + "/" + std::to_string(rank); }
 };
 
+// Labels of a Member.
+struct Place {
+  std::string host;
+  std::string rack;
+  std::string zone;
+};
+// 0 the same host, 1 the same rack, 2 the same zone, 3 another zone.
+[[nodiscard]] std::uint32_t distance(const Place& a, const Place& b);
+
+// What one request would rather have.
+struct Wish {
+  std::map<std::string, std::uint32_t> held;  // blocks of its prefix, by the di-kvd whose arena has them
+  std::string near_host;                      // label; set when a link to there was too slow
+};
+
 struct RankInfo {
   std::uint32_t generation = 0;
   bool decode = false;
   std::string model;
+  Place place;
   wire::rank_credit credit;
   std::uint64_t sent_requests = 0;   // binds or seat requests since both generations began
   std::uint64_t sent_us = 0;
@@ -43,17 +62,21 @@ class RankTable {
  public:
   // An instance with `ranks` ranks came up; its accounts start over.
   void add(const std::string& instance, std::uint32_t generation, std::uint16_t ranks, bool decode,
-           const std::string& model);
+           const std::string& model, const Place& place);
   void remove(const std::string& instance);
   // False when the credit is old or from an unknown rank.
   bool credit(const RankName& name, std::uint32_t generation, const wire::rank_credit& credit);
 
   // The prefill rank to bind to, if any has credit.
-  [[nodiscard]] std::optional<RankName> choose_prefill(const std::string& model) const;
-  // The decode rank to ask for a seat of `tokens` known tokens; `avoid` is tried last.  What is larger than
-  // every rank is asked of one all the same: its refusal ends the request, waiting would not.
+  [[nodiscard]] std::optional<RankName> choose_prefill(const std::string& model, const Wish& wish) const;
+  // The decode rank to ask for a seat of `tokens` known tokens, whose pages are at `from`; `avoid` is tried
+  // last.  What is larger than every rank is asked of one all the same: its refusal ends the request,
+  // waiting would not.
   [[nodiscard]] std::optional<RankName> choose_decode(const std::string& model, std::uint64_t tokens,
+                                                      const Place& from, const Wish& wish,
                                                       const std::optional<RankName>& avoid) const;
+  // The di-kvd whose ranks will most likely take a request that waits: for a prefetch.  Empty: none.
+  [[nodiscard]] std::string choose_host(const std::string& model, const Wish& wish) const;
   // Counts a bind or seat request; returns its number.
   std::uint64_t sent(const RankName& name, std::uint64_t cost_us, std::uint64_t tokens);
   // The request is no longer there.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "kv/chain.h"
@@ -43,7 +45,8 @@ class RouterTest : public ::testing::Test {
     member.instance = instance;
     member.program = instance.substr(0, instance.find('.'));
     member.role = instance == kvd ? "host" : "";
-    member.host = "here";
+    const auto label = labels.find(instance);
+    member.host = label == labels.end() ? "here" : label->second;
     member.generation = generation;
     const bool rank = member.program == "di-prefill" || member.program == "di-decode";
     if (rank) {
@@ -177,6 +180,7 @@ class RouterTest : public ::testing::Test {
   std::optional<RouterCore> core;
   Instant now{1'000'000'000};
   std::map<std::string, std::uint32_t> generations;
+  std::map<std::string, std::string> labels;  // host labels; "here" without
   std::vector<wire::Envelope> out;
   std::vector<Emission> emissions;
   std::vector<Ending> endings;
@@ -512,6 +516,37 @@ TEST_F(RouterTest, AFailedHandOverAsksForAnotherSeat) {
   say(decode1, scope(id), wire::seat_granted{5, kvd});
   EXPECT_EQ(heard<wire::prefill_target>(prefill0)->decode, decode1);
   EXPECT_EQ(attempt(id), 1);
+}
+
+TEST_F(RouterTest, ASeatBehindASlowLinkIsGivenUpForOneNextToThePages) {
+  labels = {{prefill0, "a"}, {decode0, "b"}, {decode1, "a"}, {prefill1, "b"}};
+  begin();
+  lose(decode1);
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  up(decode1);
+  out.clear();
+  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  EXPECT_EQ(attempt(id), 1);
+}
+
+TEST_F(RouterTest, WithoutSuchASeatThePromptIsReadAgainNearTheFirstOne) {
+  labels = {{prefill0, "a"}, {decode0, "b"}, {prefill1, "b"}};
+  begin();
+  lose(decode1);
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
+  EXPECT_EQ(attempt(id), 2);
+  matched(id, 0, 2);
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill1));  // not the first by name
+  const std::vector<TimelineRow>& rows = core->find(id)->timeline;
+  EXPECT_TRUE(std::any_of(rows.begin(), rows.end(), [](const TimelineRow& row) {
+    return row.event == "handover_failed" && row.detail.find("code=timeout") != std::string::npos;
+  }));
 }
 
 TEST_F(RouterTest, ALostAnswerAboutTheHandOverStoppedARunningRequest) {

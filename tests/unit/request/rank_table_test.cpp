@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 namespace di::request {
 namespace {
 
@@ -22,9 +25,9 @@ wire::rank_credit credit(std::uint64_t seq, std::uint64_t requests, std::uint64_
 class RankTableTest : public testing::Test {
  protected:
   RankTableTest() {
-    table.add("p.0", 1, 2, false, "m");
-    table.add("d.0", 1, 1, true, "m");
-    table.add("d.1", 1, 1, true, "m");
+    table.add("p.0", 1, 2, false, "m", {});
+    table.add("d.0", 1, 1, true, "m", {});
+    table.add("d.1", 1, 1, true, "m", {});
   }
   void credit_all() {
     EXPECT_TRUE(table.credit(p0, 1, credit(1, 2)));
@@ -39,7 +42,7 @@ class RankTableTest : public testing::Test {
 TEST_F(RankTableTest, ARankServesFromItsFirstCreditOn) {
   EXPECT_FALSE(table.serves("m", false));
   EXPECT_FALSE(table.serves("m", true));
-  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  EXPECT_EQ(table.choose_prefill("m", {}), std::nullopt);
   credit_all();
   EXPECT_TRUE(table.serves("m", false));
   EXPECT_TRUE(table.serves("m", true));
@@ -62,55 +65,55 @@ TEST_F(RankTableTest, WhatIsSentCountsAtOnce) {
   table.sent(p0, 10, 4);
   table.sent(p1, 50, 4);
   // p0 has less work and no credit left.
-  EXPECT_EQ(table.choose_prefill("m"), p1);
+  EXPECT_EQ(table.choose_prefill("m", {}), p1);
   table.sent(p1, 50, 4);
-  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  EXPECT_EQ(table.choose_prefill("m", {}), std::nullopt);
   // What comes back frees no credit: that is the rank's to give.
   table.returned(p0, 1, 10, 4);
   EXPECT_EQ(table.outstanding(), 3U);
-  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  EXPECT_EQ(table.choose_prefill("m", {}), std::nullopt);
   EXPECT_TRUE(table.credit(p0, 1, credit(2, 3)));
-  EXPECT_EQ(table.choose_prefill("m"), p0);
+  EXPECT_EQ(table.choose_prefill("m", {}), p0);
 }
 
 TEST_F(RankTableTest, PredictedWorkIsGrantedToo) {
   credit_all();
   table.sent(p0, 1'000'000, 1);
   table.sent(p1, 999'999, 1);
-  EXPECT_EQ(table.choose_prefill("m"), p1);
+  EXPECT_EQ(table.choose_prefill("m", {}), p1);
   table.sent(p1, 1, 1);
-  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  EXPECT_EQ(table.choose_prefill("m", {}), std::nullopt);
 }
 
 TEST_F(RankTableTest, TheLeastOutstandingWorkIsChosen) {
   credit_all();
-  EXPECT_EQ(table.choose_prefill("m"), p0);  // the first by name
+  EXPECT_EQ(table.choose_prefill("m", {}), p0);  // the first by name
   table.sent(p0, 10, 1);
-  EXPECT_EQ(table.choose_prefill("m"), p1);
+  EXPECT_EQ(table.choose_prefill("m", {}), p1);
   table.sent(p1, 20, 1);
-  EXPECT_EQ(table.choose_prefill("m"), p0);
+  EXPECT_EQ(table.choose_prefill("m", {}), p0);
 }
 
 TEST_F(RankTableTest, ADecodeRankNeedsRoomAndTheAvoidedOneIsLast) {
   credit_all();
-  EXPECT_EQ(table.choose_decode("m", 60, std::nullopt), d0);
-  EXPECT_EQ(table.choose_decode("m", 60, d0), d1);
+  EXPECT_EQ(table.choose_decode("m", 60, {}, {}, std::nullopt), d0);
+  EXPECT_EQ(table.choose_decode("m", 60, {}, {}, d0), d1);
   table.sent(d0, 0, 60);
-  EXPECT_EQ(table.choose_decode("m", 60, std::nullopt), d1);
+  EXPECT_EQ(table.choose_decode("m", 60, {}, {}, std::nullopt), d1);
   table.sent(d1, 0, 300);
   table.sent(d1, 0, 100);
-  EXPECT_EQ(table.choose_decode("m", 60, std::nullopt), std::nullopt);
-  EXPECT_EQ(table.choose_decode("m", 40, std::nullopt), d0);
-  EXPECT_EQ(table.choose_decode("m", 40, d0), d0);
+  EXPECT_EQ(table.choose_decode("m", 60, {}, {}, std::nullopt), std::nullopt);
+  EXPECT_EQ(table.choose_decode("m", 40, {}, {}, std::nullopt), d0);
+  EXPECT_EQ(table.choose_decode("m", 40, {}, {}, d0), d0);
 }
 
 TEST_F(RankTableTest, WhatFitsTheLargestRankWaitsForItAndWhatFitsNoneIsAskedAtOnce) {
   credit_all();
   table.sent(d1, 0, 300);
-  EXPECT_EQ(table.choose_decode("m", 200, std::nullopt), std::nullopt);
-  EXPECT_EQ(table.choose_decode("m", 401, std::nullopt), d0);
+  EXPECT_EQ(table.choose_decode("m", 200, {}, {}, std::nullopt), std::nullopt);
+  EXPECT_EQ(table.choose_decode("m", 401, {}, {}, std::nullopt), d0);
   table.returned(d1, 1, 0, 300);
-  EXPECT_EQ(table.choose_decode("m", 200, std::nullopt), d1);
+  EXPECT_EQ(table.choose_decode("m", 200, {}, {}, std::nullopt), d1);
 }
 
 TEST_F(RankTableTest, DrainingRanksTakeNothing) {
@@ -118,22 +121,64 @@ TEST_F(RankTableTest, DrainingRanksTakeNothing) {
   wire::rank_credit draining = credit(2, 8, 400);
   draining.draining = true;
   EXPECT_TRUE(table.credit(d1, 1, draining));
-  EXPECT_EQ(table.choose_decode("m", 60, d0), d0);
-  EXPECT_EQ(table.choose_decode("m", 200, std::nullopt), std::nullopt);
+  EXPECT_EQ(table.choose_decode("m", 60, {}, {}, d0), d0);
+  EXPECT_EQ(table.choose_decode("m", 200, {}, {}, std::nullopt), std::nullopt);
   EXPECT_TRUE(table.credit(d0, 1, draining));
   EXPECT_FALSE(table.serves("m", true));
+}
+
+TEST(RankTablePlace, DistanceCountsTheLabelsThatDiffer) {
+  const Place here{"a", "r1", "z1"};
+  EXPECT_EQ(distance(here, here), 0U);
+  EXPECT_EQ(distance(here, {"b", "r1", "z1"}), 1U);
+  EXPECT_EQ(distance(here, {"b", "r2", "z1"}), 2U);
+  EXPECT_EQ(distance(here, {"a", "r1", "z2"}), 3U);  // labels are unique inside a zone only
+  EXPECT_EQ(distance({}, {}), 0U);
+}
+
+TEST(RankTablePlace, LocationBreaksTiesAndNeverBeatsTheQueue) {
+  RankTable table;
+  const Place a{"a", "r1", ""};
+  const Place b{"b", "r1", ""};
+  const Place far{"c", "r9", ""};
+  for (const auto& [name, place, decode] : std::vector<std::tuple<std::string, Place, bool>>{
+           {"p.a", a, false}, {"p.b", b, false}, {"d.a", a, true}, {"d.b", b, true}, {"d.c", far, true}}) {
+    table.add(name, 1, 1, decode, "m", place);
+    wire::rank_credit given = credit(1, 8, 1000);
+    given.host = "kvd." + place.host;
+    EXPECT_TRUE(table.credit({name, 0}, 1, given));
+  }
+  Wish wish;
+  EXPECT_EQ(table.choose_prefill("m", wish)->instance, "p.a");  // by name
+  wish.held = {{"kvd.b", 5}, {"kvd.a", 3}};
+  EXPECT_EQ(table.choose_prefill("m", wish)->instance, "p.b");
+  EXPECT_EQ(table.choose_host("m", wish), "kvd.b");
+  EXPECT_EQ(table.choose_decode("m", 10, b, wish, std::nullopt)->instance, "d.b");
+  EXPECT_EQ(table.choose_decode("m", 10, a, wish, RankName{"d.a", 0})->instance, "d.b");  // the same rack
+  table.sent({"p.b", 0}, 10, 4);
+  table.sent({"d.b", 0}, 0, 4);
+  EXPECT_EQ(table.choose_prefill("m", wish)->instance, "p.a");
+  EXPECT_EQ(table.choose_host("m", wish), "kvd.a");
+  EXPECT_EQ(table.choose_decode("m", 10, b, wish, std::nullopt)->instance, "d.a");
+  // A link was too slow: now the host comes first.
+  wish.near_host = "b";
+  EXPECT_EQ(table.choose_prefill("m", wish)->instance, "p.b");
+  EXPECT_EQ(table.choose_host("m", wish), "kvd.b");
+  EXPECT_EQ(table.choose_decode("m", 10, b, wish, std::nullopt)->instance, "d.b");
+  table.remove("p.b");
+  EXPECT_EQ(table.choose_prefill("m", wish)->instance, "p.a");  // and is no condition
 }
 
 TEST_F(RankTableTest, AReturningInstanceStartsOver) {
   credit_all();
   table.sent(p0, 10, 4);
-  table.add("p.0", 2, 1, false, "m");
+  table.add("p.0", 2, 1, false, "m", {});
   EXPECT_EQ(table.outstanding(), 0U);
   EXPECT_EQ(table.find(p1), nullptr);
-  EXPECT_EQ(table.choose_prefill("m"), std::nullopt);
+  EXPECT_EQ(table.choose_prefill("m", {}), std::nullopt);
   table.returned(p0, 1, 10, 4);  // of the generation before: nothing
   EXPECT_TRUE(table.credit(p0, 2, credit(1, 1)));
-  EXPECT_EQ(table.choose_prefill("m"), p0);
+  EXPECT_EQ(table.choose_prefill("m", {}), p0);
   table.remove("p.0");
   EXPECT_EQ(table.find(p0), nullptr);
   EXPECT_EQ(table.all().size(), 2U);
