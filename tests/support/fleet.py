@@ -176,6 +176,37 @@ class Fleet:
     def explain(self, request_id):
         return self.ctl("explain", request_id)
 
+    def metric(self, instance, name):
+        """The sum over the labels of a counter or gauge."""
+        return sum(row["value"] for row in self.ctl("-d", instance, "show", "metrics") if row["name"] == name)
+
+    # ---- Hosts: fleets of which instances are named after them, as etc/local-2p2d --------------------------
+
+    def of_host(self, host):
+        return [f"di-kvd.host{host}", f"di-prefill.{host}", f"di-decode.{host}"]
+
+    def kill_host(self, host):
+        """kill -9 of every daemon of a compute host at once."""
+        for pid in [self.pid(instance) for instance in self.of_host(host)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def place(self, prefill, decode):
+        """From now on prompts are read on the one host and answers written on the other: the rest is drained."""
+        wanted = {}
+        for program, host in (("di-prefill", prefill), ("di-decode", decode)):
+            # Resumed before anything is drained: somebody always serves.
+            for instance in sorted((i for i in self.instances() if i.startswith(program + ".") and self.alive(i)),
+                                   key=lambda i: i != f"{program}.{host}"):
+                word = "resume" if instance == f"{program}.{host}" else "drain"
+                self.ctl(word, instance)
+                wanted[f"{instance}/0"] = "up" if word == "resume" else "draining"
+
+        def known():
+            seen = {row["rank"]: row["state"] for row in self.ctl("-d", "di-router.0", "show", "ranks")}
+            return all(seen.get(rank) == state for rank, state in wanted.items())
+        wait_for(known, f"the router to know of {wanted}")
+
     # ---- HTTP -----------------------------------------------------------------------------------
 
     def request(self, method, path, body=None, headers=None, timeout=120.0):
@@ -254,6 +285,11 @@ def chat_hit(fleet, prompt, at_least, **fields):
         told = "\n".join(str(row) for row in fleet.ctl("explain", reply.request_id))
         raise AssertionError(f"{reply.cached()} tokens cached, expected {at_least}\n{told}")
     return reply
+
+
+def write_backs_done(fleet):
+    wait_for(lambda: not any(r["count"] for r in fleet.ctl("show", "gauges") if r["what"] == "pending_writebacks"),
+             "write-backs to be done", 60)
 
 
 def words(count, seed=1):
