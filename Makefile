@@ -32,10 +32,12 @@ check: packages configure       ## every test; MODE=asan too, MODE=tsan unit and
 	ninja -C $(BUILD) -j $(JOBS)
 	cd $(BUILD) && $(STEADY) ctest -j 2 --output-on-failure $(if $(filter tsan,$(MODE)),-L '^(unit|sim)$$')
 
-bench: configure                ## what one core does: the engine, and the HTTP server
-	ninja -C $(BUILD) -j $(JOBS) engine_bench http_bench
+bench: configure                ## numbers of this machine: engine, HTTP server, data plane, hand-over
+	ninja -C $(BUILD) -j $(JOBS)
 	$(BUILD)/bin/engine_bench
 	$(BUILD)/bin/http_bench
+	$(BUILD)/bin/transfer_bench
+	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
 
 gpu-check: configure            ## what needs a GPU: its kernels against the reference, and their speed
 	@ninja -C $(BUILD) -t query gpu_kernels >/dev/null 2>&1 || { echo "SKIP: built without CUDA"; exit 0; }; \

@@ -175,6 +175,12 @@ Layout layout_v41() {
   return *std::move(layout);
 }
 
+Layout layout_v3() {
+  Result<Layout> layout = layout_mla("mla-bf16-1", 64, 61, 1152);
+  DI_ASSERT(layout.ok());
+  return *std::move(layout);
+}
+
 Result<Layout> layout_mla(std::string format, std::uint32_t block_tokens, std::uint32_t layers,
                           std::uint32_t bytes_per_token_and_layer) {
   std::vector<Plane> planes;

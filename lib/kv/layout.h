@@ -83,6 +83,8 @@ class Layout {
 
 // The synthetic V4.1 layout (eight planes, 890 bytes per token), for tests and script engines.
 [[nodiscard]] Layout layout_v41();
+// DeepSeek-V3 in BF16: 61 layers of 512 + 64 values, 70,272 bytes a token, a page of one block of 64.
+[[nodiscard]] Layout layout_v3();
 // A uniform MLA layout: one plane per layer.
 [[nodiscard]] Result<Layout> layout_mla(std::string format, std::uint32_t block_tokens, std::uint32_t layers,
                                         std::uint32_t bytes_per_token_and_layer);

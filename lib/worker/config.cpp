@@ -21,7 +21,7 @@ void shared_params(config::Params& params, Config& config) {
                 {.def = Backend::cpu, .help = "what computes tokens: the built-in CPU engine, or a script for tests"});
   params.string("engine.script", engine.script, {.path = true, .help = "file of the script engine, see di-script(5)"});
   params.choice("engine.script_layout", engine.script_layout,
-                {{ScriptLayout::demo, "demo"}, {ScriptLayout::v41, "v41"}},
+                {{ScriptLayout::demo, "demo"}, {ScriptLayout::v3, "v3"}, {ScriptLayout::v41, "v41"}},
                 {.def = ScriptLayout::demo, .help = "KV layout that the script engine has"});
   params.integer("engine.step_delay_ms", engine.step_delay_ms,
                  {.def = 0, .max = 60000, .unit = "ms", .help = "makes every step so much longer, for tests"});
@@ -88,8 +88,9 @@ Result<std::unique_ptr<engine::Engine>> make_engine(const EngineConfig& config, 
   if (config.backend == Backend::script) {
     auto lines = engine::script_load(config.script);
     if (!lines) return lines.error();
-    const kv::Layout layout =
-        config.script_layout == ScriptLayout::v41 ? kv::layout_v41() : engine::script_layout();
+    const kv::Layout layout = config.script_layout == ScriptLayout::v41  ? kv::layout_v41()
+                              : config.script_layout == ScriptLayout::v3 ? kv::layout_v3()
+                                                                         : engine::script_layout();
     const std::uint64_t blocks = config.pool_bytes / layout.block_bytes();
     engine::ScriptEngine::Options options{
         .description = engine::Description{

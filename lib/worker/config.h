@@ -13,7 +13,7 @@
 namespace di::worker {
 
 enum class Backend : std::uint8_t { cpu, script };
-enum class ScriptLayout : std::uint8_t { demo, v41 };
+enum class ScriptLayout : std::uint8_t { demo, v3, v41 };
 
 struct EngineConfig {
   Backend backend = Backend::cpu;

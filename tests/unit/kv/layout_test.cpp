@@ -21,7 +21,7 @@ TEST(Layout, demo_model_has_32_blocks_in_a_page) {
 }
 
 TEST(Layout, v3_in_bf16_has_one_block_in_a_page) {
-  const auto layout = layout_mla("mla-bf16-1", 64, 61, 1152);  // 70,272 bytes per token
+  const Result<Layout> layout = layout_v3();  // 70,272 bytes per token
   ASSERT_TRUE(layout.ok());
   EXPECT_EQ(layout->block_bytes(), 64u * 70272u);
   EXPECT_EQ(layout->page_blocks(), 1u);
