@@ -28,9 +28,9 @@ serve: packages all             ## a fleet on this machine, and a first question
 	@echo "Look at the fleet: $(BUILD)/bin/di-ctl -r $(RUN) show fleet"
 	@echo "Stop it:           scripts/di-down -r $(RUN)"
 
-check: packages configure       ## every test; MODE=asan too, MODE=tsan unit and simulation tests
+check: packages configure       ## every test; MODE=asan and MODE=tsan too
 	ninja -C $(BUILD) -j $(JOBS)
-	cd $(BUILD) && $(STEADY) ctest -j 2 --output-on-failure $(if $(filter tsan,$(MODE)),-L '^(unit|sim)$$')
+	cd $(BUILD) && $(STEADY) ctest -j 2 --output-on-failure $(if $(filter tsan,$(MODE)),-L '^(unit|sim|integration)$$')
 
 bench: configure                ## numbers of this machine: engine, HTTP server, data plane, hand-over
 	ninja -C $(BUILD) -j $(JOBS)

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DI_BUILD_DIR", SOURCE / "build"))
 BIN = BUILD / "bin"
 # Sanitizer builds are several times slower: deadlines stretch, assertions do not change.
+SANITIZER = re.compile(r"(Thread|Address|Leak|UndefinedBehavior)Sanitizer|runtime error:")
 PATIENCE = float(os.environ.get("DI_TEST_PATIENCE", "1"))
 
 
@@ -106,8 +108,12 @@ class Fleet:
 
     def close(self):
         self.down()
+        # A daemon that a sanitizer ends is one more loss that the others heal: it must not pass for that.
+        reports = [line for path in self.run.glob("*.log") for line in path.read_text(errors="replace").splitlines()
+                   if SANITIZER.search(line)]
         if not self.keep:
             shutil.rmtree(self.run, ignore_errors=True)
+        assert not reports, reports[:5]
 
     def __enter__(self):
         return self
