@@ -21,8 +21,8 @@ import time
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DI_BUILD_DIR", SOURCE / "build"))
 BIN = BUILD / "bin"
-# Sanitizer builds are several times slower: deadlines stretch, assertions do not change.
 SANITIZER = re.compile(r"(Thread|Address|Leak|UndefinedBehavior)Sanitizer|runtime error:")
+# Sanitizer builds are several times slower: deadlines stretch, assertions do not change.
 PATIENCE = float(os.environ.get("DI_TEST_PATIENCE", "1"))
 
 
