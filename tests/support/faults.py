@@ -1,0 +1,111 @@
+"""What the tests that kill daemons share: four streams at a time, what they must be, and the loop over all
+fault points.
+"""
+
+import concurrent.futures
+import tempfile
+
+from fleet import Fleet, pieces, script, wait_for, words
+
+ANSWER = [f"w{i} " for i in range(48)]
+# A stream that only the router's patience would heal (request.next_token_wait) has hung.
+HUNG_AFTER_S = 45.0
+
+
+def streams(fleet, real):
+    """Four requests at a time, half of them sampled: what each client saw."""
+    jobs = []
+    for i in range(4):
+        prompt = words(150 + 40 * i, seed=100 + i)
+        fields = {"max_tokens": 48, "ignore_eos": True} if real else {}
+        if i % 2:
+            fields.update(temperature=1, seed=1000 + i)
+        else:
+            fields.update(temperature=0)
+        jobs.append((prompt, fields))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda job: fleet.chat(job[0], timeout=HUNG_AFTER_S, **job[1]), jobs))
+
+
+def undisturbed(fleet, real):
+    """The texts of streams() when nothing happens."""
+    expected = [r.text for r in streams(fleet, real)]
+    assert all(expected), "an undisturbed stream is empty"
+    if not real:
+        assert expected[0] == "".join(ANSWER)
+    return expected
+
+
+def check(fleet, real, expected, what):
+    compare(fleet, streams(fleet, real), expected, what)
+
+
+def compare(fleet, replies, expected, what):
+    for got, want in zip(replies, expected):
+        if got.status == 200 and got.done and not got.error and got.text == want:
+            continue
+        told = "\n".join(str(row) for row in fleet.ctl("explain", got.request_id, check=False)) if got.request_id else ""
+        raise AssertionError(f"{what}: {got.status} {got.error} cut={got.cut}\n got {got.text!r}\nwant {want!r}\n{told}")
+
+
+def fault_points(fleet):
+    """The names of the fault points, by program."""
+    names = {}
+    for row in fleet.ctl("show", "faults"):
+        names.setdefault(row["instance"].split(".")[0], set()).add(row["name"])
+    return names
+
+
+def engine_overrides(real):
+    if real:
+        return []
+    path = script(tempfile.mkdtemp(prefix="di-script-"), [{"match": "", "pieces": pieces(*ANSWER, delay_ms=3)}])
+    return [o for p in ("di-prefill", "di-decode") for o in (f"{p}:engine.backend=script", f"{p}:engine.script={path}")]
+
+
+def restart(fleet, instance):
+    """Kills a supervised instance and waits until it is back and the fleet serves."""
+    old = fleet.kill(instance)
+    wait_for(lambda: fleet.pid(instance) != old and fleet.alive(instance), f"{instance} to be restarted")
+    wait_for(lambda: fleet.request("GET", "/health")[0] == 200, "the fleet to serve")
+
+
+def loop(real, conf, instances, host, steer=lambda fleet: None, hits=(1,), at_a_time=1):
+    """kill -9 at every fault point under a supervisor.
+
+    instances: by program, which instance reaches a point of that name.  host: the di-kvd whose new, empty arena
+    makes the next request read the store.  steer: places requests, once the fleet is up.
+    """
+    overrides = engine_overrides(real)
+    with Fleet(conf, overrides, supervise=True) as fleet:
+        steer(fleet)
+        expected = undisturbed(fleet, real)
+        points = fault_points(fleet)
+
+    def one(case):
+        instance, name, hit = case
+        print(f"  {instance} {name}:{hit}", flush=True)
+        with Fleet(conf, [*overrides, f"{instance}:fault.at={name}:{hit}=kill"], supervise=True) as fleet:
+            steer(fleet)
+            fired = fleet.run / "faults" / f"{instance}.{name}"
+            for again in range(3):
+                if again == 2:
+                    # What is not reached by computing and by arena hits is reached by a fetch from the store.
+                    wait_for(lambda: not fleet.held(), "write-backs to be done", 60)
+                    restart(fleet, host)
+                check(fleet, real, expected, (name, hit))
+                if fired.exists() or hit > 1:
+                    break
+            assert fired.exists() or hit > 1, f"{name} was never reached"
+            fleet.await_idle(60)
+
+    cases = [(instances[program](name), name, hit) for program in ("di-prefill", "di-decode", "di-kvd", "di-meta")
+             for name in sorted(points.get(program, ())) for hit in hits]
+    run_all(one, cases, at_a_time)
+
+
+def run_all(one, cases, at_a_time):
+    """one(case) for all, so many at a time; raises the first failure when all are through."""
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+        for done in [pool.submit(one, case) for case in cases]:
+            done.result()
