@@ -31,7 +31,7 @@ constexpr std::size_t drain_bytes = 256 << 10;
 constexpr std::size_t connections_max = 2 * peers_max + 64;
 // Weight of the past in a link's rate falls to 1/e in this much busy time.
 constexpr double rate_memory_s = 0.5;
-constexpr Duration rate_sample = milliseconds(20);
+constexpr Duration rate_sample = milliseconds(5);
 // More unread events than this: the loop is behind, and a rate is not worth the room.
 constexpr std::size_t rate_events_max = 1024;
 // Of every queued operation two (submit, cancel), of every exposure a few.
@@ -180,6 +180,7 @@ void Mover::carry_out(Submit& submit) {
   }
   link->waiting[cls].push_back(id);
   if (link->state == LinkState::idle) begin_dial(*link);
+  if (link->state == LinkState::up && !link->busy_from) link->busy_from = now_;
 }
 
 void Mover::carry_out(Cancel& cancel) {
@@ -346,8 +347,8 @@ void Mover::end_op(OpId id, Code code) {
       unit.op = 0;
       if (i == 0 && !op.what.write) stream.payload_drain();  // it may be the one that is coming in
     }
-    if (link->under_way.empty()) measure(*link, 0);
   }
+  if (link != nullptr && link->busy_from) measure(*link, 0);
   if (code == Code::cancelled) {
     count(&FabricCounters::ops_cancelled);
   } else if (code != Code::ok) {
@@ -405,7 +406,7 @@ bool Mover::schedule() {
   frame.slot = op.what.place.slot;
   frame.offset = op.what.place.offset + op.next;
   frame.bytes = bytes;
-  if (link.under_way.empty()) link.moved_at = link.busy_from = now_;
+  if (link.under_way.empty()) link.moved_at = now_;
   link.under_way.push_back({frame.number, id, bytes, op.next});
   link.under_way_bytes += bytes;
   link.connection->stream.push(frame, op.what.write ? ByteView(op.what.local + op.next, bytes) : ByteView(),
@@ -452,8 +453,9 @@ void Mover::answered(Connection& connection, Link& link) {
 
 void Mover::measure(Link& link, std::uint64_t bytes) {
   const Instant now = clock_.now();
-  link.busy += now - std::min(now, link.busy_from);
-  link.busy_from = now;
+  if (link.busy_from) link.busy += now - std::min(now, *link.busy_from);
+  link.busy_from.reset();
+  if (link.state == LinkState::up && (link.waits() || !link.under_way.empty())) link.busy_from = now;
   link.busy_bytes += bytes;
   if (link.busy < rate_sample) return;
   const double busy_s = static_cast<double>(link.busy.count()) * 1e-9;
@@ -526,6 +528,7 @@ void Mover::close(Connection& connection) {
     return;
   }
   link->state = LinkState::idle;
+  link->busy_from.reset();
   link->under_way.clear();
   link->under_way_bytes = 0;
   end_ops(*link, true);
@@ -787,6 +790,7 @@ bool Mover::on_welcome(Connection& connection) {
   link.state = LinkState::up;
   link.failures = 0;
   link.next_number = 1;
+  if (link.waits()) link.busy_from = now_;
   return true;
 }
 
@@ -834,8 +838,8 @@ void Mover::sweep() {
         if (link->until <= now_) dial_failed(*link);
         break;
       case LinkState::up:
+        if (link->busy_from) measure(*link, 0);
         if (link->under_way.empty()) break;
-        measure(*link, 0);
         if (link->moved_at + options_.stall_max <= now_) close(*link->connection);
         break;
       case LinkState::pause:

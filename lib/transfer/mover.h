@@ -152,8 +152,9 @@ class Mover {
     std::uint64_t under_way_bytes = 0;
     std::uint64_t next_number = 1;
     Instant moved_at;
-    // Rate: bytes and busy time since the last sample.
-    Instant busy_from;
+    // Rate: bytes and busy time since the last sample.  Busy is an open link with operations, also while
+    // they wait for the total rate or for the turns of others: what counts is what they see.
+    std::optional<Instant> busy_from;
     Duration busy{0};
     std::uint64_t busy_bytes = 0;
     double bytes_per_s = 0;
