@@ -220,6 +220,7 @@ TEST_F(HandoverTest, ASecondTargetReplacesTheFirst) {
   EXPECT_EQ(heard<wire::kv_seated>(decode2)->seat, 9u);
 }
 
+// E07: a repeated hand-over.
 TEST_F(HandoverTest, RepeatedMessagesChangeNothing) {
   expected(8);
   expected(8);

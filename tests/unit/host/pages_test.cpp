@@ -39,6 +39,7 @@ TEST_F(PagesTest, GrantsAreAllOrNothingAndComeBackWithTheRelease) {
   EXPECT_TRUE(arena.slots.empty());
 }
 
+// E15: a page is published when its bytes are what its writer said, not before.
 TEST_F(PagesTest, ASealedPageIsToldToMetaAndFound) {
   const std::vector<Key> keys = test_keys(1, 0, 3);
   const wire::SlotRef slot = seal(prefill, scope(1), keys);

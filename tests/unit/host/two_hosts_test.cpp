@@ -296,6 +296,32 @@ TEST_F(TwoHosts, ALinkThatDoesNotMoveIsGivenUp) {
   expect_idle();
 }
 
+// E02: the hold ends while the other side still takes the pages: nothing is reused under it, and it gets nothing.
+TEST_F(TwoHosts, AHoldThatEndsDuringAPushKeepsThePagesUntilNobodyReadsThem) {
+  say(b, decode, wire::kv_expect{8, keys, Key{}, 3}, scope);
+  seal(a, prefill, first);
+  seal(a, prefill, second);
+  const wire::SlotRef tail = seal(a, prefill, {});
+  a.data.bytes_per_s = 1e9;
+  say(a, prefill, final(tail), scope);
+  say(a, prefill, wire::kv_release{}, scope);  // prefill is gone: the source's hold is all there is
+  settle_puts(a);
+  move_one(a, b);
+  now.product = now.product + seconds(60);
+  a.core.on_time(now);
+  turn();
+  EXPECT_EQ(handed(), Code::timeout);
+  const std::uint64_t evictable = a.core.pages().bytes_evictable();
+  move_all(a, b);  // cancelled, every one of them
+  EXPECT_GT(a.core.pages().bytes_evictable(), evictable);
+  EXPECT_FALSE(heard<wire::kv_seated>(b));
+  EXPECT_FALSE(b.core.pages().has(keys[0]));
+  say(b, decode, wire::kv_release{}, scope);
+  conceal_all(b);
+  expect_idle();
+}
+
+// E04: a transfer that failed on one side is heard of on the other at once.
 TEST_F(TwoHosts, TheLossOfTheOtherHostEndsAHandOver) {
   say(b, decode, wire::kv_expect{8, keys, Key{}, 3}, scope);
   seal(a, prefill, first);
@@ -312,6 +338,28 @@ TEST_F(TwoHosts, TheLossOfTheOtherHostEndsAHandOver) {
     a.core.on_pushed(a.data.pushes.front().number, Code::unreachable, now);
     a.data.pushes.pop_front();
   }
+  release_all();
+  expect_idle();
+}
+
+// E07: a hand-over with a number that is under way, or over, changes nothing.
+TEST_F(TwoHosts, ARepeatedHandOverIsTheSameOne) {
+  say(b, decode, wire::kv_expect{8, keys, Key{}, 3}, scope);
+  say(b, decode, wire::kv_expect{8, keys, Key{}, 3}, scope);
+  say(a, prefill, early(), scope);
+  say(a, prefill, early(), scope);
+  seal(a, prefill, first);
+  seal(a, prefill, second);
+  const wire::SlotRef tail = seal(a, prefill, {});
+  say(a, prefill, final(tail), scope);
+  say(a, prefill, final(tail), scope);
+  EXPECT_EQ(a.core.handovers().counters().sources, 1u);
+  EXPECT_EQ(a.data.pushes.size(), 12u);  // two pages and the tail, once
+  move_all(a, b);
+  EXPECT_TRUE(heard<wire::kv_seated>(b));
+  EXPECT_FALSE(heard<wire::kv_seated>(b));
+  EXPECT_EQ(handed(), Code::ok);
+  EXPECT_FALSE(handed());
   release_all();
   expect_idle();
 }

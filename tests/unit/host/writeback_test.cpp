@@ -187,6 +187,44 @@ TEST_F(WritebackTest, AQueuedPageMayBeEvicted) {
   EXPECT_EQ(core->writeback().counters().dropped_evicted, 1u);
 }
 
+// E13: what a store is reading is not given away, however much room is wanted.
+TEST_F(WritebackTest, APageThatIsBeingWrittenStays) {
+  const std::vector<Key> keys = test_keys(1, 0, 4);
+  const wire::Scope scope{test_request(1), 1, 0, 0};
+  const wire::SlotRef slot = seal(prefill, scope, keys);
+  say(prefill, scope, wire::kv_release{});
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  wire::meta_put_opened opened;
+  opened.stripe = 5;
+  opened.data_columns = 1;
+  opened.columns = {{store.instance, 0, 0}};
+  opened.ttl_ms = 30000;
+  say(meta, asked, opened);
+  ASSERT_TRUE(heard<wire::kv_put>(store));
+  // Everything else of the arena, and one page more.
+  const wire::Scope greedy{test_request(2), 1, 0, 0};
+  std::uint32_t granted = 0;
+  for (std::uint16_t code = 0; code == 0;) {
+    say(decode, greedy, wire::kv_open{{4}, granted});
+    const auto answer = heard<wire::kv_opened>(decode);
+    ASSERT_TRUE(answer);
+    code = answer->code;
+    for (const wire::SlotRef& other : answer->slots) EXPECT_NE(other.slot, slot.slot);
+    granted += code == 0 ? 1 : 0;
+  }
+  EXPECT_GT(granted, 0u);
+  EXPECT_TRUE(core->pages().has(keys[0]));
+  say(store, {}, wire::kv_put_done{5, 0, 0});
+  ASSERT_TRUE(heard<wire::meta_put_commit>(meta, &asked));
+  say(meta, asked, wire::meta_put_committed{0, 5});
+  say(decode, greedy, wire::kv_open{{4}, 99});
+  EXPECT_EQ(heard<wire::kv_opened>(decode)->code, 0);  // now it may go
+  EXPECT_FALSE(core->pages().has(keys[0]));
+  say(decode, greedy, wire::kv_release{});
+  EXPECT_TRUE(idle());
+}
+
 TEST_F(WritebackTest, SecondSightingWritesWhatIsSeenAgain) {
   Core::Options with = options(64);
   with.writeback.admit = Admit::second_sighting;

@@ -220,6 +220,28 @@ TEST(Watch, UnreadBytesCallAgain) {
   EXPECT_TRUE(loop.run_until([&] { return seen == "abc"; }, seconds(10)));
 }
 
+// E03: what has arrived counts before the deadline that has passed meanwhile.
+TEST(Watch, WhatIsReadableComesBeforeATimerThatIsDue) {
+  Loop loop;
+  Pipe pipe;
+  std::string order;
+  Watch watch(loop, pipe.read.get(), "pipe");
+  watch.on_readable([&] {
+    char c;
+    if (::read(pipe.read.get(), &c, 1) == 1) order += c;
+  });
+  while (loop.run_ready() > 0) {
+  }
+  Timer deadline(loop, TimerKind::liveness, "deadline", [&] { order += 'T'; });
+  deadline.start_after(milliseconds(1));
+  const Instant due = deadline.at();
+  ASSERT_EQ(::write(pipe.write.get(), "a", 1), 1);
+  while (loop.monotonic_now() < due + milliseconds(5)) {  // the loop is busy elsewhere
+  }
+  ASSERT_TRUE(loop.run_until([&] { return order.size() == 2; }, seconds(10)));
+  EXPECT_EQ(order, "aT");
+}
+
 TEST(Watch, StoppedSideIsSilentAndCanComeBack) {
   Loop loop;
   Pipe pipe;

@@ -129,6 +129,7 @@ TEST_F(DecodeTest, ASeatIsFilledRunsAndEnds) {
   expect_nothing_held();
 }
 
+// E12: a seat is given only when the whole answer fits beside what is promised already.
 TEST_F(DecodeTest, SeatsThatCannotBeGivenAreRefused) {
   const auto refusal = [&](const wire::decode_seat& ask) {
     from_router(one, ask);

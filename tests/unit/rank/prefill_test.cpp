@@ -285,6 +285,7 @@ TEST_F(PrefillTest, AGroupThatCameDuringALateStepIsNotWaitedForAgain) {
   EXPECT_TRUE(take());
 }
 
+// E11: a block that does not come ends the hit there; what is behind it is computed.
 TEST_F(PrefillTest, AFailedBlockIsComputedInstead) {
   run(one, 26, 6);  // cached 6 blocks: pages of 4 and 2
   ready(one, 1, 4);
