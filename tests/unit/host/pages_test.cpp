@@ -39,7 +39,6 @@ TEST_F(PagesTest, GrantsAreAllOrNothingAndComeBackWithTheRelease) {
   EXPECT_TRUE(arena.slots.empty());
 }
 
-// E15: a page is published when its bytes are what its writer said, not before.
 TEST_F(PagesTest, ASealedPageIsToldToMetaAndFound) {
   const std::vector<Key> keys = test_keys(1, 0, 3);
   const wire::SlotRef slot = seal(prefill, scope(1), keys);
@@ -54,6 +53,7 @@ TEST_F(PagesTest, ASealedPageIsToldToMetaAndFound) {
   EXPECT_EQ(gauge("pins"), 1u);
 }
 
+// E15: a page is published when its bytes are what its writer said, not before.
 TEST_F(PagesTest, BytesThatDoNotMatchAreNeverPublished) {
   say(prefill, scope(1), wire::kv_open{{2}, 1});
   const auto opened = heard<wire::kv_opened>(prefill);
