@@ -12,97 +12,20 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENCE, SOURCE, Fleet, main, wait_for  # noqa: E402
+from fleet import BIN, PATIENCE, SOURCE, Fleet, main, members, wait_for  # noqa: E402
+from keys import Keyed, Stranger, keygen, refused  # noqa: E402
 
 INSTANCES = ["di-meta.0", "di-kvd.store0", "di-kvd.host0", "di-prefill.0", "di-decode.0", "di-router.0"]
-PROGRAMS = sorted({i.split(".")[0] for i in INSTANCES})
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def keygen(folder, instance):
-    """The public key."""
-    done = subprocess.run([str(BIN / "di-ctl"), "keygen", instance, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done
-    key, name = done.stdout.split()
-    assert name == instance
-    return key
-
-
-class Keyed:
-    """A folder of keys, and the rows that make a fleet use them over TCP."""
-
-    def __init__(self, instances=INSTANCES):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="di-keys-"))
-        self.public = {i: keygen(self.folder, i) for i in instances}
-        self.meta = f"tcp://127.0.0.1:{free_port()}"
-
-    def rows(self):
-        return [f"net.secret_key={self.folder}", f"net.public_keys={self.folder}/public_keys",
-                f"meta.endpoint={self.meta}", f"meta.public_key={self.public['di-meta.0']}"]
-
-    def overrides(self):
-        rows = [f"{program}:{row}" for program in PROGRAMS for row in self.rows()]
-        rows += [f"{program}:net.bind=tcp://127.0.0.1:0" for program in PROGRAMS if program != "di-meta"]
-        return [*rows, f"di-meta:net.bind={self.meta}"]
-
-    def list_only(self, keep):
-        """The file of public keys with the lines that `keep` wants."""
-        path = self.folder / "public_keys"
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if keep(line.split()[1])))
-
-    def close(self):
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def keyed_fleet(**kwargs):
-    keys = Keyed()
+    keys = Keyed(INSTANCES)
     try:
         with Fleet(overrides=keys.overrides(), **kwargs) as fleet:
             yield fleet, keys
     finally:
         keys.close()
-
-
-class Stranger:
-    """One more di-decode, started by hand."""
-
-    def __init__(self, fleet, keys, instance, *rows):
-        self.log_path = fleet.run / f"{instance}.log"
-        command = [str(BIN / "di-decode"), "-f", str(SOURCE / "etc/local/di-decode.toml")]
-        for row in [f"run.dir={fleet.run}", f"run.instance={instance}", "net.bind=tcp://127.0.0.1:0", *keys.rows(), *rows]:
-            command += ["-o", row]
-        with open(self.log_path, "w") as log:
-            self.process = subprocess.Popen(command, cwd=SOURCE, stdout=log, stderr=log)
-
-    def log(self):
-        return self.log_path.read_text(errors="replace")
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
-def refused(fleet, instance):
-    """Refusals by reason."""
-    return {r["labels"].strip("{}").split("=")[1].strip('"'): r["value"] for r in fleet.ctl("-d", instance, "show", "metrics")
-            if r["name"] == "di_net_refused_total"}
-
-
-def members(fleet):
-    return {r["instance"] for r in fleet.ctl("-d", "di-meta.0", "show", "fleet") if r["connected"]}
 
 
 def ask(fleet):

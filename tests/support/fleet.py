@@ -215,8 +215,11 @@ class Fleet:
 
     # ---- HTTP -----------------------------------------------------------------------------------
 
+    def connection(self, timeout):
+        return http.client.HTTPConnection(*self.address, timeout=timeout)
+
     def request(self, method, path, body=None, headers=None, timeout=120.0):
-        connection = http.client.HTTPConnection(*self.address, timeout=timeout * PATIENCE)
+        connection = self.connection(timeout * PATIENCE)
         connection.request(method, path, body=body, headers=headers if headers is not None else self.auth())
         answer = connection.getresponse()
         data = answer.read()
@@ -233,7 +236,7 @@ class Fleet:
         if stream and "stream_options" not in body:
             body["stream_options"] = {"include_usage": True}
         reply = Reply()
-        connection = http.client.HTTPConnection(*self.address, timeout=timeout * PATIENCE)
+        connection = self.connection(timeout * PATIENCE)
         try:
             connection.request("POST", "/v1/chat/completions", body=json.dumps(body),
                                headers={**self.auth(), **(headers or {})})
@@ -291,6 +294,11 @@ def chat_hit(fleet, prompt, at_least, **fields):
         told = "\n".join(str(row) for row in fleet.ctl("explain", reply.request_id))
         raise AssertionError(f"{reply.cached()} tokens cached, expected {at_least}\n{told}")
     return reply
+
+
+def members(fleet):
+    """The instances that di-meta is connected to."""
+    return {r["instance"] for r in fleet.ctl("-d", "di-meta.0", "show", "fleet") if r["connected"]}
 
 
 def write_backs_done(fleet):
