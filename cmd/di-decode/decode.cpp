@@ -6,7 +6,6 @@ namespace di::decode {
 
 namespace {
 
-using Core = worker::RankCoreOf<rank::DecodeCore>;
 using daemon::FaultAction;
 using daemon::FaultPoint;
 
@@ -17,7 +16,7 @@ std::unique_ptr<worker::RankCore> make_core(const worker::Config& config, std::u
   options.requests_max = config.requests_max;
   options.swap_wait = config.swap_wait;
   options.seat_ttl = config.seat_ttl;
-  return std::make_unique<Core>(options, description);
+  return std::make_unique<rank::DecodeCore>(options, description);
 }
 
 worker::FaultPlaces fault_places() {
@@ -42,7 +41,7 @@ worker::FaultPlaces fault_places() {
 }
 
 void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon::Metrics::Labels& labels) {
-  const rank::DecodeCore& core = static_cast<const Core&>(rank).core;
+  const auto& core = static_cast<const rank::DecodeCore&>(rank);
   metrics.counter_from("di_decode_tokens_total", "Tokens produced", [&core] { return core.tokens_produced(); }, labels);
   metrics.counter_from("di_decode_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
   metrics.counter_from("di_decode_pages_given_up_total", "Finished pages that found no slot in the arena",

@@ -6,7 +6,6 @@ namespace di::prefill {
 
 namespace {
 
-using Core = worker::RankCoreOf<rank::PrefillCore>;
 using daemon::FaultAction;
 using daemon::FaultPoint;
 
@@ -19,7 +18,7 @@ std::unique_ptr<worker::RankCore> make_core(const worker::Config& config, std::u
   options.swap_wait = config.swap_wait;
   options.overlap = config.overlap;
   options.hold = config.hold;
-  return std::make_unique<Core>(options, description);
+  return std::make_unique<rank::PrefillCore>(options, description);
 }
 
 worker::FaultPlaces fault_places() {
@@ -43,7 +42,7 @@ worker::FaultPlaces fault_places() {
 }
 
 void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon::Metrics::Labels& labels) {
-  const rank::PrefillCore& core = static_cast<const Core&>(rank).core;
+  const auto& core = static_cast<const rank::PrefillCore&>(rank);
   metrics.counter_from("di_prefill_tokens_total", "Tokens whose KV was computed or swapped in",
                        [&core] { return core.tokens_computed(); }, labels);
   metrics.counter_from("di_prefill_swapped_blocks_total", "Blocks swapped in from the arena",

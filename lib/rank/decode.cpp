@@ -6,22 +6,8 @@
 
 namespace di::rank {
 
-namespace {
-
-std::uint32_t blocks_of(std::uint32_t tokens, std::uint32_t block_tokens) {
-  return (tokens + block_tokens - 1) / block_tokens;
-}
-
-}  // namespace
-
 DecodeCore::DecodeCore(Options options, engine::Description description)
-    : options_(options), description_(std::move(description)), cost_(options.cost) {}
-
-DecodeCore::Request* DecodeCore::find(const wire::Scope& scope) {
-  const auto found = by_name_.find(Name{scope.request, scope.attempt});
-  if (found == by_name_.end()) return nullptr;
-  return &requests_.at(found->second);
-}
+    : CoreOf(options.rank, options.requests_max, options.cost, std::move(description)), options_(options) {}
 
 void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
   if (message.number == wire::decode_seat::number) return seat(message, now);
@@ -83,12 +69,6 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no seat");
   if (pool_taken_ + blocks > description_.pool_blocks) return refuse_now(Code::busy, "no room in the pool");
   Request request;
-  request.handle = next_handle_++;
-  request.router = message.peer;
-  request.router_generation = message.peer_generation;
-  request.scope = message.scope;
-  request.scope.rank = options_.rank;
-  request.scope.deadline_ms = 0;
   request.seat = next_seat_++;
   request.seat_until = now + options_.seat_ttl;
   request.pool_blocks = blocks;
@@ -98,14 +78,13 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   request.page_first = tokens / block_tokens;
   request.seat_request = std::move(ask);
   pool_taken_ += blocks;
-  by_name_.emplace(name, request.handle);
+  const Request& added = add(message, std::move(request));
   wire::kv_expect expect;
-  expect.seat = request.seat;
-  expect.keys = request.keys;
-  expect.root = request.seat_request.root;
+  expect.seat = added.seat;
+  expect.keys = added.keys;
+  expect.root = added.seat_request.root;
   expect.tail_tokens = tokens % block_tokens;
-  to_kvd(request.scope, expect);
-  requests_.emplace(request.handle, std::move(request));
+  to_kvd(added.scope, expect);
 }
 
 void DecodeCore::expected(Request& request, const wire::kv_expected& answer, Instant) {
@@ -134,21 +113,17 @@ void DecodeCore::opened(Request& request, const wire::kv_opened& answer) {
 }
 
 bool DecodeCore::runnable(const Request& request, Instant now) const {
-  return request.state == State::running && !request.in_batch && request.not_before <= now &&
+  return request.state == State::running && !request.stepping && request.not_before <= now &&
          (!request.cancel_asked || request.cancel_sent);
 }
 
 std::optional<Batch> DecodeCore::next_batch(Instant now) {
-  if (batch_out_ || held_step_.has_value()) return std::nullopt;
+  if (!may_start_batch()) return std::nullopt;
   Batch batch;
   batch.releases = std::exchange(releases_, {});
   step_rows_.clear();
   for (auto& [handle, request] : requests_) {
-    if (request.cancel_asked && !request.cancel_sent && request.in_engine) {
-      request.cancel_sent = true;
-      batch.cancels.emplace_back(handle, request.sequence);
-      continue;  // most likely it is over: a row for it waits for the answer
-    }
+    if (cancel_row(request, batch)) continue;
     if (request.state == State::admitting && request.seated.has_value()) {
       AdmitCommand admit;
       admit.handle = handle;
@@ -181,7 +156,7 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
           {handle, request.sequence, request.page_first, request.page_count, false, request.page_slot});
     }
     if (runnable(request, now)) {
-      request.in_batch = true;
+      request.stepping = true;
       batch.plan.rows.push_back({request.sequence, 1});
       step_rows_.emplace_back(1u, request.computed_tokens);
     }
@@ -193,26 +168,13 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
 }
 
 void DecodeCore::on_batch_done(BatchDone done, Instant now) {
-  DI_ASSERT(batch_out_);
-  batch_out_ = false;
-  for (const wire::Scope& scope : std::exchange(kv_releases_, {})) to_kvd(scope, wire::kv_release{});
-  for (Admitted& admitted : done.admitted) {
-    const auto found = requests_.find(admitted.handle);
-    if (found == requests_.end()) {  // killed meanwhile
-      if (admitted.sequence) releases_.push_back(*admitted.sequence);
-      continue;
-    }
-    Request& request = found->second;
-    if (!admitted.sequence) {
-      refuse(admitted.handle, admitted.sequence.error().code, admitted.sequence.error().message);
-      continue;
-    }
-    request.in_engine = true;
-    request.sequence = *admitted.sequence;
-    by_sequence_[request.sequence] = request.handle;
-    request.state = State::running;
-    to_router(request, wire::decode_started{
-                           request.seat, blocks_of(request.computed_tokens, description_.layout.block_tokens())});
+  batch_back(done);
+  for (const Admitted& answer : done.admitted) {
+    Request* request = admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
+    if (request == nullptr) continue;
+    request->state = State::running;
+    to_router(*request, wire::decode_started{
+                            request->seat, blocks_of(request->computed_tokens, description_.layout.block_tokens())});
   }
   for (Exported& page : done.exported) {
     const auto found = requests_.find(page.handle);
@@ -222,46 +184,35 @@ void DecodeCore::on_batch_done(BatchDone done, Instant now) {
     const auto found = requests_.find(handle);
     if (found != requests_.end() && over) finish(found->second, found->second.cancel_code, "stopped", now);
   }
-  double context = 0;
-  for (const auto& [tokens, row_context] : step_rows_) context += row_context;
-  if (!step_rows_.empty()) {
-    cost_.observe(static_cast<std::uint32_t>(step_rows_.size()), context / static_cast<double>(step_rows_.size()),
-                  static_cast<double>(to_us(done.step_took)));
-    ++steps_;
-  }
-  held_step_ = std::move(done.step);
-  if (held_step_->ready_at <= now) apply_step(now);
+  observe(done.step_took);
+  if (const auto step = take_step(now)) apply_step(*step, now);
 }
 
-void DecodeCore::apply_step(Instant now) {
-  const engine::StepResult step = *std::move(held_step_);
-  held_step_.reset();
+void DecodeCore::apply_step(const engine::StepResult& step, Instant now) {
   std::map<std::string, std::pair<std::uint32_t, wire::token_batch>> batches;
   for (const engine::RowResult& row : step.rows) {
-    const auto handle = by_sequence_.find(row.sequence);
-    if (handle != by_sequence_.end()) row_done(requests_.at(handle->second), row, now, batches);
+    if (Request* request = of_row(row)) row_done(*request, row, now, batches);
   }
   for (auto& [router, batch] : batches) {
     outgoing_.push_back(wire::Envelope::make(router, batch.first, wire::Scope{{}, 0, options_.rank, 0}, batch.second));
   }
   // Ends after the tokens, so that a router sees the last token before the final counts.
   for (const engine::RowResult& row : step.rows) {
-    const auto handle = by_sequence_.find(row.sequence);
-    if (handle == by_sequence_.end()) continue;
-    Request& request = requests_.at(handle->second);
+    Request* request = of_row(row);
+    if (request == nullptr) continue;
     if (row.finish == engine::Finish::cancelled) {
-      finish(request, request.cancel_code, "stopped", now);
+      finish(*request, request->cancel_code, "stopped", now);
     } else if (row.finish != engine::Finish::none) {
-      finish(request, Code::ok, "", now);
+      finish(*request, Code::ok, "", now);
     } else {
-      advance_page(request, now);
+      advance_page(*request, now);
     }
   }
 }
 
 void DecodeCore::row_done(Request& request, const engine::RowResult& row, Instant now,
                           std::map<std::string, std::pair<std::uint32_t, wire::token_batch>>& batches) {
-  request.in_batch = false;
+  request.stepping = false;
   if (request.state != State::running) return;
   if (row.state == engine::RowState::not_before) {
     request.not_before = row.not_before;
@@ -384,46 +335,18 @@ void DecodeCore::end(Handle handle, Instant now) {
   wire::request_done done;
   done.leg = static_cast<wire::U8>(wire::Leg::decode);
   done.code = static_cast<wire::U16>(request.end_code);
-  done.finish = static_cast<wire::U8>(request.finish);
   done.next_index = request.next_index;
   const auto prompt = static_cast<std::uint32_t>(request.seat_request.tokens.size());
   done.computed_tokens = request.computed_tokens - std::min(request.computed_tokens, prompt);
-  done.swapped_blocks = request.swapped_blocks;
   done.reason = request.end_reason;
-  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done, now));
+  tell_ending(request, std::move(done), now);
   forget(handle);
 }
 
 void DecodeCore::forget(Handle handle) {
   Request& request = requests_.at(handle);
-  if (batch_out_ && (request.in_batch || request.page_state == PageState::exporting)) {
-    // The engine reads or writes pages of it right now: di-kvd must not give them to others yet.
-    if (!kvd_.empty()) kv_releases_.push_back(request.scope);
-  } else {
-    to_kvd(request.scope, wire::kv_release{});
-  }
-  if (request.in_engine) {
-    releases_.push_back(request.sequence);
-    by_sequence_.erase(request.sequence);
-  }
   pool_taken_ -= request.pool_blocks;
-  by_name_.erase(Name{request.scope.request, request.scope.attempt});
-  requests_.erase(handle);
-}
-
-void DecodeCore::on_router_up(const std::string& router, std::uint32_t generation, Instant) {
-  credits_.open(router, generation);
-  for (wire::Envelope& again : endings_.of(router)) outgoing_.push_back(std::move(again));
-}
-
-void DecodeCore::on_router_lost(const std::string& router, Instant) {
-  credits_.close(router);
-  endings_.forget(router);
-  std::vector<Handle> gone;
-  for (const auto& [handle, request] : requests_) {
-    if (request.router == router) gone.push_back(handle);
-  }
-  for (const Handle handle : gone) forget(handle);
+  remove(request, batch_out_ && (request.stepping || request.page_state == PageState::exporting));
 }
 
 void DecodeCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant now) {
@@ -455,14 +378,9 @@ void DecodeCore::on_arena(const std::string& kvd, std::uint32_t generation, Inst
   credits_.touch();
 }
 
-void DecodeCore::set_draining(bool draining) {
-  draining_ = draining;
-  credits_.touch();
-}
-
 void DecodeCore::on_time(Instant now) {
-  for (wire::Envelope& again : endings_.due(now)) outgoing_.push_back(std::move(again));
-  if (held_step_.has_value() && held_step_->ready_at <= now) apply_step(now);
+  repeat_endings(now);
+  if (const auto step = take_step(now)) apply_step(*step, now);
   std::vector<Handle> lapsed;
   std::vector<Handle> pages;
   for (const auto& [handle, request] : requests_) {
@@ -476,46 +394,24 @@ void DecodeCore::on_time(Instant now) {
 }
 
 Instant DecodeCore::next_due() const {
-  Instant due = held_step_.has_value() ? std::min(held_step_->ready_at, endings_.next_due()) : endings_.next_due();
+  Instant due = common_due();
   for (const auto& [handle, request] : requests_) {
     if (request.state == State::expecting || request.state == State::seated) due = std::min(due, request.seat_until);
     if (request.page_state == PageState::opening) due = std::min(due, request.page_until);
-    // While a batch is out nothing can start; what follows its end looks again.
-    if (!batch_out_ && !held_step_.has_value() && request.state == State::running && request.not_before > Instant{}) {
-      due = std::min(due, request.not_before);
-    }
+    if (request.state == State::running) due = std::min(due, row_due(request));
   }
   return due;
 }
 
-std::vector<wire::Envelope> DecodeCore::take_outgoing() {
-  const bool open = !draining_ && !kvd_.empty();
-  if (open) {
-    const auto free =
-        static_cast<std::uint32_t>(options_.requests_max - std::min<std::size_t>(options_.requests_max, requests_.size()));
-    credits_.grant(free, 0);
-  }
+DecodeCore::Load DecodeCore::load() const {
   std::uint64_t context = 0;
   for (const auto& [handle, request] : requests_) context += request.computed_tokens;
-  // In front of everything else: a router that hears of an end must not ask a rank that has closed.
-  std::vector<wire::Envelope> all;
-  credits_.take_changed([&](const std::string& router, std::uint32_t generation, wire::rank_credit credit) {
-    credit.running = static_cast<wire::U32>(requests_.size());
-    credit.kv_tokens = std::uint64_t{pool_taken_} * description_.layout.block_tokens();
-    credit.kv_tokens_max = std::uint64_t{description_.pool_blocks} * description_.layout.block_tokens();
-    credit.queue_us = static_cast<wire::U64>(
-        cost_.predict_us(static_cast<std::uint32_t>(requests_.size()),
-                         requests_.empty() ? 0 : static_cast<double>(context) / static_cast<double>(requests_.size())));
-    credit.draining = !open;
-    credit.host = kvd_;
-    credit.cost_base_us = cost_.base_us();
-    credit.cost_token_us = cost_.token_us();
-    credit.cost_context_us = cost_.context_us();
-    all.push_back(wire::Envelope::make(router, generation, wire::Scope{{}, 0, options_.rank, 0}, credit));
-  });
-  for (wire::Envelope& message : outgoing_) all.push_back(std::move(message));
-  outgoing_.clear();
-  return all;
+  const auto running = static_cast<std::uint32_t>(requests_.size());
+  Load load;
+  load.kv_tokens = std::uint64_t{pool_taken_} * description_.layout.block_tokens();
+  load.queue_us = static_cast<std::uint64_t>(
+      cost_.predict_us(running, running == 0 ? 0 : static_cast<double>(context) / static_cast<double>(running)));
+  return load;
 }
 
 std::vector<Gauge> DecodeCore::gauges() const {

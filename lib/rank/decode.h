@@ -20,15 +20,38 @@
 #include <string>
 #include <vector>
 
-#include "balance/cost.h"
-#include "rank/batch.h"
-#include "rank/credit.h"
-#include "rank/ending.h"
-#include "rank/gauge.h"
+#include "rank/core.h"
 
 namespace di::rank {
 
-class DecodeCore {
+enum class DecodeState : std::uint8_t { expecting, seated, admitting, running, closing };
+enum class DecodePage : std::uint8_t { none, opening, granted, exporting };
+
+struct DecodeRequest : RankRequest {
+  wire::decode_seat seat_request;
+  std::uint64_t seat = 0;
+  DecodeState state = DecodeState::expecting;
+  Instant seat_until{};
+  std::uint32_t entry = 0;
+  std::uint32_t pool_blocks = 0;
+  // Every known token: the prompt, the handed-over one, and what was produced here.
+  std::vector<std::uint32_t> tokens;
+  std::vector<Key> keys;  // of the full blocks of `tokens` so far computed
+  std::optional<wire::kv_seated> seated;
+  bool released_kv = false;      // kv_release after the swap-in was sent
+  std::uint32_t next_index = 0;  // of the next token to be produced
+  Code end_code = Code::ok;
+  std::string end_reason;
+  // The page being filled: blocks [page_first, ...) are computed here and not yet published.
+  std::uint32_t page_first = 0;
+  std::uint32_t page_count = 0;  // of the page that is being opened or exported
+  DecodePage page_state = DecodePage::none;
+  wire::SlotRef page_slot;
+  std::uint64_t page_tag = 0;
+  Instant page_until{};
+};
+
+class DecodeCore final : public CoreOf<DecodeRequest> {
  public:
   struct Options {
     std::uint16_t rank = 0;
@@ -41,68 +64,24 @@ class DecodeCore {
 
   DecodeCore(Options options, engine::Description description);
 
-  void on_message(const wire::Envelope& message, Instant now);
-  void on_router_up(const std::string& router, std::uint32_t generation, Instant now);
-  void on_router_lost(const std::string& router, Instant now);
-  void on_arena(const std::string& kvd, std::uint32_t generation, Instant now);
-  void on_batch_done(BatchDone done, Instant now);
-  void on_time(Instant now);
-  void set_draining(bool draining);
+  void on_message(const wire::Envelope& message, Instant now) override;
+  void on_arena(const std::string& kvd, std::uint32_t generation, Instant now) override;
+  void on_batch_done(BatchDone done, Instant now) override;
+  void on_time(Instant now) override;
+  [[nodiscard]] std::optional<Batch> next_batch(Instant now) override;
+  [[nodiscard]] Instant next_due() const override;
+  [[nodiscard]] std::vector<Gauge> gauges() const override;
 
-  [[nodiscard]] std::optional<Batch> next_batch(Instant now);
-  [[nodiscard]] std::vector<wire::Envelope> take_outgoing();
-  [[nodiscard]] Instant next_due() const;
-
-  [[nodiscard]] std::vector<Gauge> gauges() const;
-  [[nodiscard]] bool idle() const { return requests_.empty() && endings_.count() == 0; }
-  [[nodiscard]] std::size_t running() const { return requests_.size(); }
   [[nodiscard]] std::uint64_t tokens_produced() const { return tokens_produced_; }
-  [[nodiscard]] std::uint64_t steps() const { return steps_; }
   [[nodiscard]] std::uint64_t pages_given_up() const { return pages_given_up_; }
 
  private:
-  enum class State : std::uint8_t { expecting, seated, admitting, running, closing };
-  enum class PageState : std::uint8_t { none, opening, granted, exporting };
+  using Request = DecodeRequest;
+  using State = DecodeState;
+  using PageState = DecodePage;
 
-  struct Request {
-    Handle handle = 0;
-    std::string router;
-    std::uint32_t router_generation = 0;
-    wire::Scope scope;
-    wire::decode_seat seat_request;
-    std::uint64_t seat = 0;
-    State state = State::expecting;
-    Instant seat_until{};
-    std::uint32_t entry = 0;
-    std::uint32_t pool_blocks = 0;
-    // Every known token: the prompt, the handed-over one, and what was produced here.
-    std::vector<std::uint32_t> tokens;
-    std::vector<Key> keys;                 // of the full blocks of `tokens` so far computed
-    std::optional<wire::kv_seated> seated;
-    bool in_engine = false;
-    bool in_batch = false;                 // a row is in the batch that is out
-    bool released_kv = false;              // kv_release after the swap-in was sent
-    bool cancel_asked = false;
-    bool cancel_sent = false;
-    Code cancel_code = Code::cancelled;
-    engine::SequenceId sequence = 0;
-    std::uint32_t computed_tokens = 0;
-    std::uint32_t swapped_blocks = 0;
-    std::uint32_t next_index = 0;          // of the next token to be produced
-    Instant not_before{};
-    engine::Finish finish = engine::Finish::none;
-    Code end_code = Code::ok;
-    std::string end_reason;
-    // The page being filled: blocks [page_first, ...) are computed here and not yet published.
-    std::uint32_t page_first = 0;
-    std::uint32_t page_count = 0;          // of the page that is being opened or exported
-    PageState page_state = PageState::none;
-    wire::SlotRef page_slot;
-    std::uint64_t page_tag = 0;
-    Instant page_until{};
-  };
-  using Name = std::pair<RequestId, std::uint16_t>;
-
+  [[nodiscard]] Load load() const override;
+  void forget(Handle handle) override;
   void seat(const wire::Envelope& message, Instant now);
   void expected(Request& request, const wire::kv_expected& answer, Instant now);
   void seated(Request& request, wire::kv_seated answer, Instant now);
@@ -110,7 +89,7 @@ class DecodeCore {
   void stop(Request& request, Code code, Instant now);
   void row_done(Request& request, const engine::RowResult& row, Instant now,
                 std::map<std::string, std::pair<std::uint32_t, wire::token_batch>>& batches);
-  void apply_step(Instant now);
+  void apply_step(const engine::StepResult& step, Instant now);
   void exported(Request& request, const Exported& page, Instant now);
   // Opens the next page when one is full, or, when closing, whatever is left of full blocks.
   void advance_page(Request& request, Instant now);
@@ -118,41 +97,11 @@ class DecodeCore {
   void finish(Request& request, Code code, std::string reason, Instant now);
   void end(Handle handle, Instant now);
   void refuse(Handle handle, Code code, std::string reason);
-  void forget(Handle handle);
-  [[nodiscard]] Request* find(const wire::Scope& scope);
   [[nodiscard]] bool runnable(const Request& request, Instant now) const;
-  template <class M>
-  void to_kvd(const wire::Scope& scope, const M& message) {
-    if (!kvd_.empty()) outgoing_.push_back(wire::Envelope::make(kvd_, kvd_generation_, scope, message));
-  }
-  template <class M>
-  void to_router(const Request& request, const M& message) {
-    outgoing_.push_back(wire::Envelope::make(request.router, request.router_generation, request.scope, message));
-  }
 
-  Options options_;
-  engine::Description description_;
-  balance::StepCost cost_;
-  CreditBook credits_;
-  Endings endings_;
-  std::map<Handle, Request> requests_;
-  std::map<Name, Handle> by_name_;
-  std::map<engine::SequenceId, Handle> by_sequence_;
-  Handle next_handle_ = 1;
+  const Options options_;
   std::uint64_t next_seat_ = 1;
-  std::uint64_t next_tag_ = 1;
-  std::string kvd_;
-  std::uint32_t kvd_generation_ = 0;
-  bool draining_ = false;
-  bool batch_out_ = false;
-  std::uint32_t pool_taken_ = 0;
-  std::vector<engine::SequenceId> releases_;
-  std::optional<engine::StepResult> held_step_;
-  std::vector<std::pair<std::uint32_t, double>> step_rows_;
-  std::vector<wire::Scope> kv_releases_;  // when the batch that is out no longer copies
-  std::vector<wire::Envelope> outgoing_;
   std::uint64_t tokens_produced_ = 0;
-  std::uint64_t steps_ = 0;
   std::uint64_t pages_given_up_ = 0;
 };
 

@@ -11,20 +11,10 @@ constexpr Duration open_retry = milliseconds(50);
 // For the answer to kv_open; then it is sent again under a new tag.
 constexpr Duration open_answer_wait = seconds(2);
 
-std::uint32_t blocks_of(std::uint32_t tokens, std::uint32_t block_tokens) {
-  return (tokens + block_tokens - 1) / block_tokens;
-}
-
 }  // namespace
 
 PrefillCore::PrefillCore(Options options, engine::Description description)
-    : options_(options), description_(std::move(description)), cost_(options.cost) {}
-
-PrefillCore::Request* PrefillCore::find(const wire::Scope& scope) {
-  const auto found = by_name_.find(Name{scope.request, scope.attempt});
-  if (found == by_name_.end()) return nullptr;
-  return &requests_.at(found->second);
-}
+    : CoreOf(options.rank, options.requests_max, options.cost, std::move(description)), options_(options) {}
 
 std::uint32_t PrefillCore::blocks_needed(const Request& request) const {
   // One more than the prompt: the token that prefill chooses is known, though never computed here.
@@ -122,16 +112,8 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
   if (kvd_.empty()) return refuse_now(Code::busy, "the host's di-kvd is away");
   if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no place");
   Request request;
-  request.handle = next_handle_++;
-  request.router = message.peer;
-  request.router_generation = message.peer_generation;
-  request.scope = message.scope;
-  request.scope.rank = options_.rank;
-  request.scope.deadline_ms = 0;
   request.bind = std::move(bind);
-  const Handle handle = request.handle;
-  by_name_.emplace(name, handle);
-  Request& kept = requests_.emplace(handle, std::move(request)).first->second;
+  Request& kept = add(message, std::move(request));
   if (kept.bind.hit_blocks > 0) {
     kept.state = State::fetching;
     kept.fetch_until = now + options_.fetch_wait;
@@ -235,7 +217,7 @@ bool PrefillCore::runnable(const Request& request, Instant now) const {
 }
 
 std::optional<Batch> PrefillCore::next_batch(Instant now) {
-  if (batch_out_ || held_step_.has_value()) return std::nullopt;
+  if (!may_start_batch()) return std::nullopt;
   Batch batch;
   batch.releases = std::move(releases_);
   releases_.clear();
@@ -244,11 +226,7 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
   std::uint32_t budget = options_.chunk_tokens;
   step_rows_.clear();
   for (auto& [handle, request] : requests_) {
-    if (request.cancel_asked && !request.cancel_sent && request.in_engine) {
-      request.cancel_sent = true;
-      batch.cancels.emplace_back(handle, request.sequence);
-      continue;  // most likely it is over: a row for it waits for the answer
-    }
+    if (cancel_row(request, batch)) continue;
     if (request.state == State::admitting && !request.admitting) {
       const std::uint32_t blocks = blocks_needed(request);
       if (pool_taken_ + blocks <= description_.pool_blocks) {
@@ -307,28 +285,13 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
 }
 
 void PrefillCore::on_batch_done(BatchDone done, Instant now) {
-  DI_ASSERT(batch_out_);
-  batch_out_ = false;
-  for (const wire::Scope& scope : std::exchange(kv_releases_, {})) to_kvd(scope, wire::kv_release{});
-  for (Admitted& admitted : done.admitted) {
-    const auto found = requests_.find(admitted.handle);
-    if (found == requests_.end()) {  // killed meanwhile
-      if (admitted.sequence) {
-        releases_.push_back(*admitted.sequence);
-      }
-      continue;
-    }
-    Request& request = found->second;
-    request.admitting = false;
-    if (!admitted.sequence) {
-      refuse(admitted.handle, admitted.sequence.error().code, admitted.sequence.error().message);
-      continue;
-    }
-    request.in_engine = true;
-    request.sequence = *admitted.sequence;
-    by_sequence_[request.sequence] = request.handle;
-    request.state = State::running;
-    if (request.failed_block < request.cached_blocks) truncate(request, request.failed_block, now);
+  batch_back(done);
+  for (const Admitted& answer : done.admitted) {
+    Request* request = admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
+    if (request == nullptr) continue;
+    request->admitting = false;
+    request->state = State::running;
+    if (request->failed_block < request->cached_blocks) truncate(*request, request->failed_block, now);
   }
   for (Exported& exported : done.exported) {
     const auto found = requests_.find(exported.handle);
@@ -361,27 +324,13 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
     // One that goes on for a while ends with its next token; here there is none after the first.
     if (over || found->second.has_token) end(handle, found->second.cancel_code, "stopped", now);
   }
-  double tokens = 0;
-  double context = 0;
-  for (const auto& [row_tokens, row_context] : step_rows_) {
-    tokens += row_tokens;
-    context += row_tokens * row_context;
-  }
-  if (tokens > 0) {
-    cost_.observe(static_cast<std::uint32_t>(tokens), context / tokens, static_cast<double>(to_us(done.step_took)));
-    ++steps_;
-  }
-  held_step_ = std::move(done.step);
-  if (held_step_->ready_at <= now) apply_step(now);
+  observe(done.step_took);
+  if (const auto step = take_step(now)) apply_step(*step, now);
 }
 
-void PrefillCore::apply_step(Instant now) {
-  const engine::StepResult step = *std::move(held_step_);
-  held_step_.reset();
+void PrefillCore::apply_step(const engine::StepResult& step, Instant now) {
   for (const engine::RowResult& row : step.rows) {
-    const auto handle = by_sequence_.find(row.sequence);
-    if (handle == by_sequence_.end()) continue;
-    row_done(requests_.at(handle->second), row, now);
+    if (Request* request = of_row(row)) row_done(*request, row, now);
   }
 }
 
@@ -521,13 +470,11 @@ void PrefillCore::end(Handle handle, Code code, std::string reason, Instant now)
   wire::request_done done;
   done.leg = static_cast<wire::U8>(wire::Leg::prefill);
   done.code = static_cast<wire::U16>(code);
-  done.finish = static_cast<wire::U8>(request.finish);
   done.next_index = request.bind.first_index + (request.has_token ? 1 : 0);
   done.computed_tokens =
       request.computed_tokens - std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
-  done.swapped_blocks = request.swapped_blocks;
   done.reason = std::move(reason);
-  outgoing_.push_back(endings_.add(request.router, request.router_generation, request.scope, done, now));
+  tell_ending(request, std::move(done), now);
   forget(handle);
 }
 
@@ -536,38 +483,14 @@ void PrefillCore::forget(Handle handle) {
   const bool copies = batch_out_ && (request.stepping || std::any_of(request.pages.begin(), request.pages.end(), [](const Page& page) {
                                        return page.exporting && !page.sealed;
                                      }));
-  if (copies) {
-    // The engine reads or writes pages of it right now: di-kvd must not give them to others yet.
-    if (!kvd_.empty()) kv_releases_.push_back(request.scope);
-  } else {
-    to_kvd(request.scope, wire::kv_release{});
-  }
   if (request.in_engine) {
-    releases_.push_back(request.sequence);
-    by_sequence_.erase(request.sequence);
     std::erase_if(truncations_, [&](const auto& truncation) { return truncation.first == request.sequence; });
   }
   if (const auto taken = pool_by_request_.find(handle); taken != pool_by_request_.end()) {
     pool_taken_ -= taken->second;
     pool_by_request_.erase(taken);
   }
-  by_name_.erase(Name{request.scope.request, request.scope.attempt});
-  requests_.erase(handle);
-}
-
-void PrefillCore::on_router_up(const std::string& router, std::uint32_t generation, Instant) {
-  credits_.open(router, generation);
-  for (wire::Envelope& again : endings_.of(router)) outgoing_.push_back(std::move(again));
-}
-
-void PrefillCore::on_router_lost(const std::string& router, Instant) {
-  credits_.close(router);
-  endings_.forget(router);
-  std::vector<Handle> gone;
-  for (const auto& [handle, request] : requests_) {
-    if (request.router == router) gone.push_back(handle);
-  }
-  for (const Handle handle : gone) forget(handle);
+  remove(request, copies);
 }
 
 void PrefillCore::on_arena(const std::string& kvd, std::uint32_t generation, Instant now) {
@@ -583,14 +506,9 @@ void PrefillCore::on_arena(const std::string& kvd, std::uint32_t generation, Ins
   credits_.touch();
 }
 
-void PrefillCore::set_draining(bool draining) {
-  draining_ = draining;
-  credits_.touch();
-}
-
 void PrefillCore::on_time(Instant now) {
-  for (wire::Envelope& again : endings_.due(now)) outgoing_.push_back(std::move(again));
-  if (held_step_.has_value() && held_step_->ready_at <= now) apply_step(now);
+  repeat_endings(now);
+  if (const auto step = take_step(now)) apply_step(*step, now);
   std::vector<std::pair<Handle, std::string>> timed_out;
   for (auto& [handle, request] : requests_) {
     if (!request.opening.empty() && request.open_again <= now) {
@@ -620,50 +538,26 @@ void PrefillCore::on_time(Instant now) {
 }
 
 Instant PrefillCore::next_due() const {
-  Instant due = held_step_.has_value() ? std::min(held_step_->ready_at, endings_.next_due()) : endings_.next_due();
+  Instant due = common_due();
   for (const auto& [handle, request] : requests_) {
     if (!request.opening.empty()) due = std::min(due, request.open_again);
     if (request.state == State::fetching) due = std::min(due, request.fetch_until);
     if (request.state == State::waiting || request.state == State::handing) due = std::min(due, request.hold_until);
-    // While a batch is out nothing can start; what follows its end looks again.
-    if (!batch_out_ && !held_step_.has_value() && request.state == State::running && request.not_before > Instant{}) {
-      due = std::min(due, request.not_before);
-    }
+    if (request.state == State::running) due = std::min(due, row_due(request));
   }
   return due;
 }
 
-std::vector<wire::Envelope> PrefillCore::take_outgoing() {
+PrefillCore::Load PrefillCore::load() const {
   const double queued = queue_us();
   const auto window = static_cast<double>(to_us(options_.work_window));
-  const bool open = !draining_ && !kvd_.empty();
-  if (open) {
-    const auto free_requests = static_cast<std::uint32_t>(options_.requests_max - std::min<std::size_t>(options_.requests_max, requests_.size()));
-    // A rank with nothing to do takes any request, however long.
-    const double free_us = requests_.empty() ? std::max(window, 1.0) : std::max(0.0, window - queued);
-    credits_.grant(free_requests, static_cast<std::uint64_t>(free_us));
-  }
-  std::uint64_t kv_tokens = 0;
-  for (const auto& [handle, request] : requests_) kv_tokens += request.computed_tokens;
-  // In front of everything else: a router that hears of an end must not bind to a rank that has closed.
-  std::vector<wire::Envelope> all;
-  credits_.take_changed([&](const std::string& router, std::uint32_t generation, wire::rank_credit credit) {
-    credit.running = static_cast<wire::U32>(requests_.size());
-    credit.kv_tokens = kv_tokens;
-    credit.kv_tokens_max = std::uint64_t{description_.pool_blocks} * description_.layout.block_tokens();
-    credit.queue_us = static_cast<wire::U64>(queued);
-    credit.draining = !open;
-    credit.host = kvd_;
-    credit.cost_base_us = cost_.base_us();
-    credit.cost_token_us = cost_.token_us();
-    credit.cost_context_us = cost_.context_us();
-    wire::Scope scope;
-    scope.rank = options_.rank;
-    all.push_back(wire::Envelope::make(router, generation, scope, credit));
-  });
-  for (wire::Envelope& message : outgoing_) all.push_back(std::move(message));
-  outgoing_.clear();
-  return all;
+  Load load;
+  // A rank with nothing to do takes any request, however long.
+  load.free_us =
+      static_cast<std::uint64_t>(requests_.empty() ? std::max(window, 1.0) : std::max(0.0, window - queued));
+  for (const auto& [handle, request] : requests_) load.kv_tokens += request.computed_tokens;
+  load.queue_us = static_cast<std::uint64_t>(queued);
+  return load;
 }
 
 std::vector<Gauge> PrefillCore::gauges() const {

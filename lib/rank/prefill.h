@@ -20,15 +20,49 @@
 #include <string>
 #include <vector>
 
-#include "balance/cost.h"
-#include "rank/batch.h"
-#include "rank/credit.h"
-#include "rank/ending.h"
-#include "rank/gauge.h"
+#include "rank/core.h"
 
 namespace di::rank {
 
-class PrefillCore {
+enum class PrefillState : std::uint8_t { fetching, opening, admitting, running, sealing, waiting, handing };
+
+struct PrefillPage {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  bool tail = false;
+  bool granted = false;
+  bool exporting = false;
+  bool sealed = false;
+  wire::SlotRef slot;
+  std::vector<std::uint32_t> crcs;
+};
+
+struct PrefillRequest : RankRequest {
+  wire::prefill_bind bind;
+  PrefillState state = PrefillState::fetching;
+  std::uint32_t cached_blocks = 0;
+  std::uint32_t entry = 0;
+  std::vector<wire::SlotRef> cached_slots;
+  std::uint32_t groups_ready = 0;
+  std::uint32_t failed_block = wire::block_none;
+  std::uint32_t groups_wanted = 0;  // runnable when groups_ready reaches it
+  std::vector<PrefillPage> pages;
+  std::uint64_t open_tag = 0;        // of the newest kv_open
+  std::vector<std::size_t> opening;  // pages that kv_open was sent for
+  Instant open_again{};              // when to ask again after busy
+  Instant open_until{};
+  Instant fetch_until{};   // while fetching
+  bool admitting = false;  // an admission is in the batch that is out
+  bool computed_any = false;
+  bool has_token = false;
+  engine::TokenValue token;
+  std::uint32_t index = 0;
+  std::optional<wire::prefill_target> target;
+  std::optional<wire::prefill_target> handing;  // seat numbers are unique within one decode instance only
+  Instant hold_until = instant_never;
+};
+
+class PrefillCore final : public CoreOf<PrefillRequest> {
  public:
   struct Options {
     std::uint16_t rank = 0;
@@ -45,84 +79,25 @@ class PrefillCore {
 
   PrefillCore(Options options, engine::Description description);
 
-  // From routers and from the own di-kvd.
-  void on_message(const wire::Envelope& message, Instant now);
-  void on_router_up(const std::string& router, std::uint32_t generation, Instant now);
-  void on_router_lost(const std::string& router, Instant now);
-  // The own host daemon is there and its arena is mapped, or it is gone (empty name).
-  void on_arena(const std::string& kvd, std::uint32_t generation, Instant now);
-  void on_batch_done(BatchDone done, Instant now);
-  void on_time(Instant now);
-  void set_draining(bool draining);
+  void on_message(const wire::Envelope& message, Instant now) override;
+  void on_arena(const std::string& kvd, std::uint32_t generation, Instant now) override;
+  void on_batch_done(BatchDone done, Instant now) override;
+  void on_time(Instant now) override;
+  [[nodiscard]] std::optional<Batch> next_batch(Instant now) override;
+  [[nodiscard]] Instant next_due() const override;
+  [[nodiscard]] std::vector<Gauge> gauges() const override;
 
-  // Work for the engine thread; none while a batch is out or nothing is to be done at `now`.
-  [[nodiscard]] std::optional<Batch> next_batch(Instant now);
-  // Messages to send, in order.  Credits are written here, once per turn.
-  [[nodiscard]] std::vector<wire::Envelope> take_outgoing();
-  [[nodiscard]] Instant next_due() const;
-
-  [[nodiscard]] std::vector<Gauge> gauges() const;
-  [[nodiscard]] bool idle() const { return requests_.empty() && endings_.count() == 0; }
-  [[nodiscard]] std::size_t running() const { return requests_.size(); }
   [[nodiscard]] std::uint64_t tokens_computed() const { return tokens_computed_; }
   [[nodiscard]] std::uint64_t blocks_swapped() const { return blocks_swapped_; }
-  [[nodiscard]] std::uint64_t steps() const { return steps_; }
   [[nodiscard]] double queue_us() const;
 
  private:
-  enum class State : std::uint8_t { fetching, opening, admitting, running, sealing, waiting, handing };
+  using Request = PrefillRequest;
+  using State = PrefillState;
+  using Page = PrefillPage;
 
-  struct Page {
-    std::uint32_t first = 0;
-    std::uint32_t count = 0;
-    bool tail = false;
-    bool granted = false;
-    bool exporting = false;
-    bool sealed = false;
-    wire::SlotRef slot;
-    std::vector<std::uint32_t> crcs;
-  };
-
-  struct Request {
-    Handle handle = 0;
-    std::string router;
-    std::uint32_t router_generation = 0;
-    wire::Scope scope;
-    wire::prefill_bind bind;
-    State state = State::fetching;
-    std::uint32_t cached_blocks = 0;
-    std::uint32_t entry = 0;
-    std::vector<wire::SlotRef> cached_slots;
-    std::uint32_t groups_ready = 0;
-    std::uint32_t failed_block = wire::block_none;
-    std::uint32_t groups_wanted = 0;       // runnable when groups_ready reaches it
-    std::vector<Page> pages;
-    std::uint64_t open_tag = 0;            // of the newest kv_open
-    std::vector<std::size_t> opening;      // pages that kv_open was sent for
-    Instant open_again{};                  // when to ask again after busy
-    Instant open_until{};
-    Instant fetch_until{};                 // while fetching
-    bool in_engine = false;
-    bool admitting = false;                // an admission is in the batch that is out
-    bool stepping = false;                 // a row is in the batch that is out
-    bool computed_any = false;
-    bool cancel_asked = false;
-    bool cancel_sent = false;
-    Code cancel_code = Code::cancelled;
-    engine::SequenceId sequence = 0;
-    std::uint32_t computed_tokens = 0;
-    std::uint32_t swapped_blocks = 0;
-    Instant not_before{};
-    bool has_token = false;
-    engine::TokenValue token;
-    std::uint32_t index = 0;
-    engine::Finish finish = engine::Finish::none;
-    std::optional<wire::prefill_target> target;
-    std::optional<wire::prefill_target> handing;   // seat numbers are unique within one decode instance only
-    Instant hold_until = instant_never;
-  };
-  using Name = std::pair<RequestId, std::uint16_t>;
-
+  [[nodiscard]] Load load() const override;
+  void forget(Handle handle) override;
   void bind(const wire::Envelope& message, Instant now);
   void fetched(Request& request, const wire::kv_fetching& answer, Instant now);
   void opened(Request& request, const wire::kv_opened& answer, Instant now);
@@ -130,7 +105,7 @@ class PrefillCore {
   void handed(Request& request, const wire::kv_handed& answer, Instant now);
   void stop(Request& request, Code code, Instant now);
   void row_done(Request& request, const engine::RowResult& row, Instant now);
-  void apply_step(Instant now);
+  void apply_step(const engine::StepResult& step, Instant now);
   // Splits blocks [first, last) into pages and asks for slots for them.
   void open_pages(Request& request, std::uint32_t first, std::uint32_t last, bool tail, Instant now);
   void ask_open(Request& request, Instant now);
@@ -141,47 +116,17 @@ class PrefillCore {
   void hand_over(Request& request, Instant now);
   void end(Handle handle, Code code, std::string reason, Instant now);
   void refuse(Handle handle, Code code, std::string reason);
-  void forget(Handle handle);
-  [[nodiscard]] Request* find(const wire::Scope& scope);
   [[nodiscard]] std::uint32_t blocks_needed(const Request& request) const;
   [[nodiscard]] bool runnable(const Request& request, Instant now) const;
   [[nodiscard]] std::uint32_t known_tokens(const Request& request) const {
     return static_cast<std::uint32_t>(request.bind.tokens.size());
   }
-  template <class M>
-  void to_kvd(const wire::Scope& scope, const M& message) {
-    if (!kvd_.empty()) outgoing_.push_back(wire::Envelope::make(kvd_, kvd_generation_, scope, message));
-  }
-  template <class M>
-  void to_router(const Request& request, const M& message) {
-    outgoing_.push_back(wire::Envelope::make(request.router, request.router_generation, request.scope, message));
-  }
 
-  Options options_;
-  engine::Description description_;
-  balance::StepCost cost_;
-  CreditBook credits_;
-  Endings endings_;
-  std::map<Handle, Request> requests_;
-  std::map<Name, Handle> by_name_;
-  Handle next_handle_ = 1;
-  std::uint64_t next_tag_ = 1;
-  std::string kvd_;
-  std::uint32_t kvd_generation_ = 0;
-  bool draining_ = false;
-  bool batch_out_ = false;
-  std::uint32_t pool_taken_ = 0;                       // blocks of admitted requests
+  const Options options_;
   std::map<Handle, std::uint32_t> pool_by_request_;
-  std::vector<engine::SequenceId> releases_;
-  std::map<engine::SequenceId, Handle> by_sequence_;
   std::vector<std::pair<engine::SequenceId, std::uint32_t>> truncations_;
-  std::optional<engine::StepResult> held_step_;        // until ready_at
-  std::vector<std::pair<std::uint32_t, double>> step_rows_;  // (tokens, context) of the step that is out
-  std::vector<wire::Scope> kv_releases_;               // when the batch that is out no longer copies
-  std::vector<wire::Envelope> outgoing_;
   std::uint64_t tokens_computed_ = 0;
   std::uint64_t blocks_swapped_ = 0;
-  std::uint64_t steps_ = 0;
 };
 
 }  // namespace di::rank

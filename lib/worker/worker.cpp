@@ -126,7 +126,7 @@ void Worker::turn() {
 void Worker::peer_up(const net::Member& member) {
   peers_[member.id] = member;
   if (member.program == "di-router") {
-    for (Rank& rank : ranks_) rank.core->on_router_up(member.instance, member.generation, daemon_->loop().now());
+    for (Rank& rank : ranks_) rank.core->on_router_up(member.instance, member.generation);
   }
   if (member.program == "di-kvd" && member.role == "host" && member.host == daemon_->self_member().host) {
     kvd_ = member;
@@ -141,7 +141,7 @@ void Worker::peer_lost(net::PeerId id) {
   const net::Member member = std::move(found->second);
   peers_.erase(found);
   if (member.program == "di-router") {
-    for (Rank& rank : ranks_) rank.core->on_router_lost(member.instance, daemon_->loop().now());
+    for (Rank& rank : ranks_) rank.core->on_router_lost(member.instance);
   }
   if (member.id == kvd_.id) {
     detach("the connection to di-kvd ended");

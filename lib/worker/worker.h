@@ -14,7 +14,7 @@
 
 #include "daemon/daemon.h"
 #include "kv/arena.h"
-#include "rank/gauge.h"
+#include "rank/core.h"
 #include "transfer/shm.h"
 #include "wire/envelope.h"
 #include "worker/config.h"
@@ -22,50 +22,7 @@
 
 namespace di::worker {
 
-// What a rank's core is to the shell; PrefillCore and DecodeCore have the same members by these names.
-class RankCore {
- public:
-  virtual ~RankCore() = default;
-  virtual void on_message(const wire::Envelope& message, Instant now) = 0;
-  virtual void on_router_up(const std::string& router, std::uint32_t generation, Instant now) = 0;
-  virtual void on_router_lost(const std::string& router, Instant now) = 0;
-  virtual void on_arena(const std::string& kvd, std::uint32_t generation, Instant now) = 0;
-  virtual void on_batch_done(rank::BatchDone done, Instant now) = 0;
-  virtual void on_time(Instant now) = 0;
-  virtual void set_draining(bool draining) = 0;
-  virtual std::optional<rank::Batch> next_batch(Instant now) = 0;
-  virtual std::vector<wire::Envelope> take_outgoing() = 0;
-  virtual Instant next_due() const = 0;
-  virtual std::vector<rank::Gauge> gauges() const = 0;
-  virtual bool idle() const = 0;
-  virtual std::size_t running() const = 0;
-};
-
-template <class Core>
-class RankCoreOf final : public RankCore {
- public:
-  RankCoreOf(typename Core::Options options, engine::Description description)
-      : core(options, std::move(description)) {}
-  void on_message(const wire::Envelope& message, Instant now) override { core.on_message(message, now); }
-  void on_router_up(const std::string& router, std::uint32_t generation, Instant now) override {
-    core.on_router_up(router, generation, now);
-  }
-  void on_router_lost(const std::string& router, Instant now) override { core.on_router_lost(router, now); }
-  void on_arena(const std::string& kvd, std::uint32_t generation, Instant now) override {
-    core.on_arena(kvd, generation, now);
-  }
-  void on_batch_done(rank::BatchDone done, Instant now) override { core.on_batch_done(std::move(done), now); }
-  void on_time(Instant now) override { core.on_time(now); }
-  void set_draining(bool draining) override { core.set_draining(draining); }
-  std::optional<rank::Batch> next_batch(Instant now) override { return core.next_batch(now); }
-  std::vector<wire::Envelope> take_outgoing() override { return core.take_outgoing(); }
-  [[nodiscard]] Instant next_due() const override { return core.next_due(); }
-  [[nodiscard]] std::vector<rank::Gauge> gauges() const override { return core.gauges(); }
-  [[nodiscard]] bool idle() const override { return core.idle(); }
-  [[nodiscard]] std::size_t running() const override { return core.running(); }
-
-  Core core;
-};
+using rank::RankCore;
 
 // Where the faults of faults.def are hit, per program.
 struct FaultPlaces {

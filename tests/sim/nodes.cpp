@@ -512,7 +512,7 @@ RankNode<Core>::RankNode(World& world, std::size_t process, const Member& self, 
 
 template <class Core>
 void RankNode<Core>::on_peer_up(const Member& peer) {
-  if (peer.program == "di-router") core_->on_router_up(peer.instance, peer.generation, world_.now());
+  if (peer.program == "di-router") core_->on_router_up(peer.instance, peer.generation);
   if (peer.role == "host") {
     kvd_ = peer;
     attach();
@@ -521,7 +521,7 @@ void RankNode<Core>::on_peer_up(const Member& peer) {
 
 template <class Core>
 void RankNode<Core>::on_peer_lost(const Member& peer) {
-  if (peer.program == "di-router") core_->on_router_lost(peer.instance, world_.now());
+  if (peer.program == "di-router") core_->on_router_lost(peer.instance);
   if (kvd_ && kvd_->instance == peer.instance) {
     kvd_.reset();
     detach();

@@ -423,7 +423,7 @@ TEST_F(DecodeTest, ALostArenaDoesNotKeepAClosingRequest) {
 TEST_F(DecodeTest, ALostRouterTakesItsRequestsAlong) {
   sit(one, 18);
   run(two, 18);
-  core->on_router_lost(router, now);
+  core->on_router_lost(router);
   listen();
   EXPECT_FALSE(heard<wire::request_done>());
   EXPECT_EQ(count<wire::kv_release>(), 2);

@@ -48,7 +48,7 @@ class CoreTest : public ::testing::Test {
  protected:
   void begin(typename Core::Options options = {}) {
     core.emplace(options, test_description());
-    core->on_router_up(router, router_generation, now);
+    core->on_router_up(router, router_generation);
     core->on_arena(kvd, kvd_generation, now);
     listen();
     out.clear();

@@ -638,7 +638,7 @@ TEST_F(PrefillTest, ALostRouterTakesItsRequestsAndEndingsAlong) {
   run(two, 18);
   EXPECT_EQ(gauge("endings_unacknowledged"), 1U);
   out.clear();
-  core->on_router_lost(router, now);
+  core->on_router_lost(router);
   listen();
   EXPECT_TRUE(heard<wire::kv_release>());
   EXPECT_FALSE(heard<wire::request_done>());
@@ -649,7 +649,7 @@ TEST_F(PrefillTest, EndingsAreSaidAgainToAReturningRouter) {
   from_router(one, bind_of(18));
   from_router(one, wire::request_stop{6});
   out.clear();
-  core->on_router_up(router, router_generation, now);
+  core->on_router_up(router, router_generation);
   listen();
   EXPECT_EQ(count<wire::request_done>(), 1);
 }
@@ -707,7 +707,7 @@ TEST_F(PrefillTest, ADelayedRowDoesNotSpinItsTimer) {
 
 TEST_F(PrefillTest, CreditFollowsTheWork) {
   begin();
-  core->on_router_up("di-router.1", 1, now);
+  core->on_router_up("di-router.1", 1);
   listen();
   ASSERT_EQ(count<wire::rank_credit>(), 1);
   EXPECT_EQ(out.at(0).peer, "di-router.1");
