@@ -315,6 +315,41 @@ def a_host_is_cut_off_in_the_middle_of_its_streams():
         fleet.await_idle(60)
 
 
+def one_bit_is_wrong(sealed):
+    """On its way from a to b, past the checksums of TCP: found, counted, and the request completes."""
+    with spread_fleet(sealed=sealed) as (fleet, network):
+        fleet.place("b", "b")
+        prompt = words(2000, seed=91)
+        alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+        fleet.place("a", "b")
+        apart = fleet.chat(prompt, cache_salt="apart", **GREEDY)
+        assert apart.status == 200 and apart.text == alone.text, (apart.error, apart.text)
+        # A frame in the clear has nothing but its header to be wrong; the page shows it.
+        counters = ["di_transfer_refused_total"] + ([] if sealed else ["di_kv_handover_pages_corrupt_total"])
+
+        def found():
+            return sum(fleet.metric("di-kvd.hostb", counter) for counter in counters)
+        assert found() == 0
+        network.set("a", "b", flip=1, port=data_port(fleet, "di-kvd.hostb"))
+        reply = fleet.chat(prompt, timeout=HUNG_AFTER_S, **GREEDY)
+        assert reply.status == 200 and reply.done and reply.text == alone.text, (reply.error, reply.text)
+        assert found() > 0
+        fleet.await_idle(60)
+
+
+def data_port(fleet, instance):
+    told = re.search(r"data: listening endpoint=tcp://[\d.]+:(\d+)", (fleet.run / f"{instance}.log").read_text())
+    return int(told[1])
+
+
+def one_bit_of_a_page_is_wrong():
+    one_bit_is_wrong(sealed=False)
+
+
+def one_bit_of_a_sealed_frame_is_wrong():
+    one_bit_is_wrong(sealed=True)
+
+
 if __name__ == "__main__":
     try:
         Network(["a"]).close()
@@ -324,4 +359,5 @@ if __name__ == "__main__":
     main([a_prefix_survives_its_host_in_the_clear, a_prefix_survives_its_host_sealed, a_di_kvd_with_a_wrong_key_does_not_join,
           the_link_is_cut_in_both_directions, the_link_is_cut_from_a_to_b, the_link_is_cut_from_b_to_a,
           on_a_slow_link_a_hand_over_waits, a_link_that_is_too_slow_is_given_up, a_link_that_loses_packets_is_waited_for, a_link_that_loses_packets_is_given_up,
-          pages_behind_a_cut_link_are_computed_again, a_host_is_cut_off_in_the_middle_of_its_streams])
+          pages_behind_a_cut_link_are_computed_again, a_host_is_cut_off_in_the_middle_of_its_streams,
+          one_bit_of_a_page_is_wrong, one_bit_of_a_sealed_frame_is_wrong])

@@ -1,5 +1,5 @@
 """Machines that are network namespaces, for integration tests: each has one address in 10.77.0.0/24, and every
-packet between them passes through one small program, which can drop, lose or slow them down per pair and
+packet between them passes through one small program, which can drop, lose, slow or falsify them per pair and
 direction.  Nothing of the machine's own network is touched.
 
     with Network(["a", "b"]) as network:
@@ -78,10 +78,13 @@ class Network:
     def inside(self, name):
         return inside(self.namespace(name))
 
-    def set(self, source, target, drop=False, loss=0.0, bytes_per_s=0):
-        """What happens to packets from one to the other from now on; without words they pass."""
+    def set(self, source, target, drop=False, loss=0.0, bytes_per_s=0, flip=0, port=0):
+        """What happens to packets from one to the other from now on; without words they pass.
+
+        flip: so many full TCP segments from or to that port get a wrong bit that no TCP checksum shows.
+        """
         self.process.stdin.write(json.dumps({"from": source, "to": target, "drop": drop, "loss": loss,
-                                             "bytes_per_s": bytes_per_s}) + "\n")
+                                             "bytes_per_s": bytes_per_s, "flip": flip, "port": port}) + "\n")
         self.process.stdin.flush()
         assert json.loads(self.process.stdout.readline()) == "done"
 
@@ -149,6 +152,27 @@ def open_tun(namespace, device):
     return tun
 
 
+def is_full_segment(packet, port):
+    at = (packet[0] & 15) * 4
+    return (len(packet) >= MTU - 100 and packet[9] == socket.IPPROTO_TCP
+            and port in struct.unpack_from("!HH", packet, at))
+
+
+def falsified(packet):
+    """With one bit of its last byte but one flipped, and a TCP checksum to match (RFC 1624)."""
+    out = bytearray(packet)
+    at = (out[0] & 15) * 4
+    word = len(out) - 2 - (len(out) - at) % 2  # an even offset within the segment
+    old, = struct.unpack_from("!H", out, word)
+    struct.pack_into("!H", out, word, old ^ 1)
+    checksum, = struct.unpack_from("!H", out, at + 16)
+    total = (~checksum & 0xffff) + (~old & 0xffff) + (old ^ 1)
+    while total >> 16:
+        total = (total & 0xffff) + (total >> 16)
+    struct.pack_into("!H", out, at + 16, ~total & 0xffff)
+    return bytes(out)
+
+
 class Switch:
     """Packets of all machines, in one thread.  Bound: QUEUE_S of each slow direction."""
 
@@ -171,6 +195,9 @@ class Switch:
         rule = self.rules[source, target]
         if rule.get("drop") or (rule.get("loss") and self.random.random() < rule["loss"]):
             return
+        if rule.get("flip") and is_full_segment(packet, rule["port"]):
+            rule["flip"] -= 1
+            packet = falsified(packet)
         if not rule.get("bytes_per_s"):
             return self.deliver(target, packet)
         until = max(now, self.busy_until[source, target])
