@@ -158,6 +158,7 @@ void DataPlane::register_metrics(daemon::Metrics& metrics) {
   counter("di_transfer_refused_total", refused, &Counters::refused_bounds, {{"why", "bounds"}});
   counter("di_transfer_refused_total", refused, &Counters::refused_seal, {{"why", "seal"}});
   counter("di_transfer_refused_total", refused, &Counters::malformed, {{"why", "malformed"}});
+  counter("di_transfer_refused_total", refused, &Counters::refused_connections, {{"why", "too_many"}});
   metrics.gauge_from("di_transfer_connections", "Data connections, both directions",
                      [this] { return static_cast<std::int64_t>(fabric_->gauges().connections); });
   const auto held = [&](std::string_view what, std::size_t Gauges::* cell) {

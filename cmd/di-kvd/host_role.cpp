@@ -125,6 +125,9 @@ class HostRole::Data final : public host::DataPort, public transfer::Region {
   void cancel(std::uint64_t push) override {
     if (const auto found = ops_.find(push); found != ops_.end()) fabric_->cancel(found->second);
   }
+  void see_arrivals() const override {
+    if (fabric_ != nullptr) fabric_->see_arrivals();
+  }
   double rate(const wire::Peer& peer) const override {
     return fabric_ == nullptr ? 0 : fabric_->link(peer).bytes_per_s;
   }

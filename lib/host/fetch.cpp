@@ -442,6 +442,7 @@ void Fetches::read_done(const Peer& source, const wire::kv_read_done& done, cons
     page_failed(slot, Lost::timeout, now);
     return;
   }
+  if (read.remote) data_.see_arrivals();
   while (true) {
     const Page& page = pages_.at(slot);
     const std::uint32_t group = page.groups;

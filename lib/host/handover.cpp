@@ -465,6 +465,7 @@ void Handovers::pages(const Peer& a, const wire::Scope& scope, const wire::hando
 }
 
 bool Handovers::verify(std::uint32_t slot) {
+  data_.see_arrivals();
   while (pages_.at(slot).state == PageState::filling) {
     if (!pages_.verify_next(slot)) return false;
   }

@@ -81,6 +81,8 @@ class DataPort {
   virtual Status push(std::uint64_t push, const Peer& peer, std::uint64_t transfer,
                       const transfer::Place& to, std::uint64_t offset, transfer::Class cls) = 0;
   virtual void cancel(std::uint64_t push) = 0;
+  // A peer has said that it has written into this arena: before its bytes are looked at.
+  virtual void see_arrivals() const = 0;
   // Bytes a second that the link to the peer has moved lately; 0: not known.
   [[nodiscard]] virtual double rate(const Peer& peer) const = 0;
 };

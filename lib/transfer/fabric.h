@@ -158,6 +158,9 @@ class Fabric {
   // event), its tickets and connections are void.
   virtual void peer_lost(const Peer& peer) = 0;
 
+  // Owner.  A peer has said, on whatever channel, that it has written something here: its bytes are visible
+  // to the calling thread from now on.
+  virtual void see_arrivals() const = 0;
   // The peer's memory as this process maps it; null when it does not.
   [[nodiscard]] virtual Region* view(const Peer& peer) = 0;
   [[nodiscard]] virtual LinkState link(const Peer& peer) const = 0;

@@ -196,6 +196,7 @@ class LoopbackFabric final : public Fabric {
     return {connections, ops_.size(), exposures_.count() + concealing_.size(), tickets_.count()};
   }
   FabricCounters counters() const override { return counters_; }
+  void see_arrivals() const override {}  // one thread
 
   void on_end(std::uint64_t connection) {
     if (incoming_.erase(connection) != 0) return;

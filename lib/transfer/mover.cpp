@@ -756,7 +756,10 @@ bool Mover::on_frame(Connection& connection) {
     connection.into.reset();
     answer.kind = FrameKind::wrote;
     answer.code = connection.code;
-    if (answer.code == Code::ok) count(&FabricCounters::received_bytes, frame.bytes);
+    if (answer.code == Code::ok) {
+      count(&FabricCounters::received_bytes, frame.bytes);
+      arrivals_.fetch_add(1, std::memory_order_release);
+    }
     connection.stream.push(answer);
     return true;
   }

@@ -118,6 +118,8 @@ class Mover {
   void post(Command&& command);
   [[nodiscard]] std::size_t commands() const { return commands_.count(); }
   [[nodiscard]] FabricCounters counters() const;
+  // Any thread: see Fabric.
+  void see_arrivals() const { static_cast<void>(arrivals_.load(std::memory_order_acquire)); }
   [[nodiscard]] std::size_t connections() const { return connections_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::size_t tickets() const { return ticket_count_.load(std::memory_order_relaxed); }
   // Counts a ticket before its Grant is posted.
@@ -264,6 +266,7 @@ class Mover {
   Instant swept_at_;
 
   mutable FabricCounters counters_;  // through atomic_ref only
+  std::atomic<std::uint64_t> arrivals_{0};  // writes of peers that are complete here
   std::atomic<std::size_t> connections_{0};
   std::atomic<std::size_t> ticket_count_{0};
   std::thread thread_;

@@ -120,6 +120,7 @@ class Front final : public TcpFabric {
     return {mover_->connections(), ops_.size(), exposures_.size(), mover_->tickets()};
   }
   FabricCounters counters() const override { return mover_->counters(); }
+  void see_arrivals() const override { mover_->see_arrivals(); }
 
  private:
   struct Exposure {

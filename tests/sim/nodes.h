@@ -184,6 +184,7 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   Status push(std::uint64_t push, const wire::Peer& peer, std::uint64_t transfer, const transfer::Place& to,
               std::uint64_t offset, transfer::Class cls) override;
   void cancel(std::uint64_t push) override;
+  void see_arrivals() const override {}
   double rate(const wire::Peer&) const override { return 0; }
 
   World& world_;

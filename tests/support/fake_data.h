@@ -53,6 +53,7 @@ class FakeData final : public host::DataPort {
       if (waiting.number == push) waiting.cancelled = true;
     }
   }
+  void see_arrivals() const override {}
   double rate(const wire::Peer&) const override { return bytes_per_s; }
 
   // The answer to the oldest conceal, which takes effect now.
