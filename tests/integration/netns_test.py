@@ -217,7 +217,8 @@ def slow_rate(network):
 
 def a_link_that_is_too_slow_is_given_up():
     """The rule of kv.handover_wait: the prompt is read again where its seat is, and explain says why."""
-    with spread_fleet("di-kvd:kv.handover_wait=500ms", "di-prefill.a:fault.at=prefill_before_handover=stop") as (fleet, network):
+    rows = ["di-kvd:kv.handover_wait=500ms", "di-prefill.a:fault.at=prefill_before_handover=stop"]
+    with spread_fleet(*rows) as (fleet, network):
         rate = slow_rate(network)
         fleet.place("b", "b")
         prompt = words(2000, seed=72)
@@ -233,7 +234,8 @@ def a_link_that_is_too_slow_is_given_up():
         assert apart.status == 200 and apart.done and apart.text == alone.text, (apart.error, apart.text)
         rows = [(row.get("event"), row.get("detail") or "") for row in fleet.explain(apart.request_id)]
         assert any(event == "handover_failed" and "code=timeout" in detail for event, detail in rows), rows
-        assert [detail.split()[0] for event, detail in rows if event == "bound"] == ["rank=di-prefill.a/0", "rank=di-prefill.b/0"], rows
+        bound = [detail.split()[0] for event, detail in rows if event == "bound"]
+        assert bound == ["rank=di-prefill.a/0", "rank=di-prefill.b/0"], rows
         assert [event for event, _ in rows].count("reentry") == 1, rows
         assert fleet.metric("di-kvd.hosta", "di_kv_handovers_gave_up_total") == 1
         fleet.await_idle(60)
@@ -248,7 +250,7 @@ def a_link_that_loses_packets(handover_wait):
             fleet.place(prefill, decode)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(streams, fleet, True)
-                wait_for(lambda: asked.done() or any(r["state"] in ("handover", "decoding") for r in fleet.ctl("show", "requests")),
+                wait_for(lambda: asked.done() or {"handover", "decoding"} & {r["state"] for r in fleet.ctl("show", "requests")},
                          "a hand-over")
                 # Whether packets get through in time is chance; where they do not, there is another way.
                 resume_all(fleet)
@@ -315,25 +317,31 @@ def a_host_is_cut_off_in_the_middle_of_its_streams():
         fleet.await_idle(60)
 
 
-def one_bit_is_wrong(sealed):
+def one_bit_is_wrong(*overrides, encrypted, **kwargs):
     """On its way from a to b, past the checksums of TCP: found, counted, and the request completes."""
-    with spread_fleet(sealed=sealed) as (fleet, network):
+    with spread_fleet(*overrides, **kwargs) as (fleet, network):
         fleet.place("b", "b")
         prompt = words(2000, seed=91)
         alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
         fleet.place("a", "b")
         apart = fleet.chat(prompt, cache_salt="apart", **GREEDY)
         assert apart.status == 200 and apart.text == alone.text, (apart.error, apart.text)
-        # A frame in the clear has nothing but its header to be wrong; the page shows it.
-        counters = ["di_transfer_refused_total"] + ([] if sealed else ["di_kv_handover_pages_corrupt_total"])
 
         def found():
-            return sum(fleet.metric("di-kvd.hostb", counter) for counter in counters)
-        assert found() == 0
+            """Frames by what is wrong with them, and pages."""
+            rows = fleet.ctl("-d", "di-kvd.hostb", "show", "metrics")
+            frames = {row["labels"]: row["value"] for row in rows if row["name"] == "di_transfer_refused_total" and row["value"]}
+            return frames, fleet.metric("di-kvd.hostb", "di_kv_handover_pages_corrupt_total")
+        assert found() == ({}, 0), found()
         network.set("a", "b", flip=1, port=data_port(fleet, "di-kvd.hostb"))
         reply = fleet.chat(prompt, timeout=HUNG_AFTER_S, **GREEDY)
         assert reply.status == 200 and reply.done and reply.text == alone.text, (reply.error, reply.text)
-        assert found() > 0
+        frames, pages = found()
+        if encrypted:
+            assert list(frames) == ['{why="seal"}'] and pages == 0, (frames, pages)
+        else:
+            # A frame in the clear has nothing but its header to be wrong; the page shows it.
+            assert '{why="seal"}' not in frames and (frames or pages > 0), (frames, pages)
         fleet.await_idle(60)
 
 
@@ -343,11 +351,16 @@ def data_port(fleet, instance):
 
 
 def one_bit_of_a_page_is_wrong():
-    one_bit_is_wrong(sealed=False)
+    one_bit_is_wrong(encrypted=False)
 
 
 def one_bit_of_a_sealed_frame_is_wrong():
-    one_bit_is_wrong(sealed=True)
+    one_bit_is_wrong(sealed=True, encrypted=True)
+
+
+def one_bit_of_what_goes_between_zones_is_wrong():
+    """It is sealed, whatever transfer.seal says."""
+    one_bit_is_wrong("di-kvd.hosta:net.zone=north", "di-kvd.hostb:net.zone=south", encrypted=True)
 
 
 if __name__ == "__main__":
@@ -356,8 +369,11 @@ if __name__ == "__main__":
     except Unavailable as why:
         print(f"[SKIP] network namespaces: {why}", flush=True)
         sys.exit(77)
-    main([a_prefix_survives_its_host_in_the_clear, a_prefix_survives_its_host_sealed, a_di_kvd_with_a_wrong_key_does_not_join,
+    main([a_prefix_survives_its_host_in_the_clear, a_prefix_survives_its_host_sealed,
+          a_di_kvd_with_a_wrong_key_does_not_join,
           the_link_is_cut_in_both_directions, the_link_is_cut_from_a_to_b, the_link_is_cut_from_b_to_a,
-          on_a_slow_link_a_hand_over_waits, a_link_that_is_too_slow_is_given_up, a_link_that_loses_packets_is_waited_for, a_link_that_loses_packets_is_given_up,
+          on_a_slow_link_a_hand_over_waits, a_link_that_is_too_slow_is_given_up,
+          a_link_that_loses_packets_is_waited_for, a_link_that_loses_packets_is_given_up,
           pages_behind_a_cut_link_are_computed_again, a_host_is_cut_off_in_the_middle_of_its_streams,
-          one_bit_of_a_page_is_wrong, one_bit_of_a_sealed_frame_is_wrong])
+          one_bit_of_a_page_is_wrong, one_bit_of_a_sealed_frame_is_wrong,
+          one_bit_of_what_goes_between_zones_is_wrong])

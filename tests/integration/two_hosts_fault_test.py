@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from faults import check, compare, engine_overrides, fault_points, loop, run_all, streams, undisturbed  # noqa: E402
-from fleet import Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import PATIENT_MATCH, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
 
 CONF = "etc/local-2p2d"
 # A fleet mostly waits: for its start, for delays of the engine, for its end.
@@ -161,24 +161,30 @@ def demo_model_loses_a_host_for_good():
 # ---- The loss of what both hosts share ---------------------------------------------------------------------
 
 def the_store_or_the_directory_is_away_for_a_while():
-    """Killed in the middle of streams, away for others, and back: pages are found again."""
+    """Killed or frozen in the middle of streams, away for others, and back: pages are found again."""
     with Fleet(CONF) as fleet:
         across(fleet)
         expected = undisturbed(fleet, True)
-    for instance in ("di-kvd.store0", "di-meta.0"):
-        print(f"  {instance}", flush=True)
-        with Fleet(CONF) as fleet:
+    def one(case):
+        instance, how = case
+        print(f"  {instance} {how.name}", flush=True)
+        with Fleet(CONF, [PATIENT_MATCH]) as fleet:
             across(fleet)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(streams, fleet, True)
-                wait_for(lambda: any(r["state"] == "decoding" for r in fleet.ctl("show", "requests")) or asked.done(), "a stream")
-                fleet.kill(instance)
-                compare(fleet, asked.result(), expected, f"{instance} killed")
+                wait_for(lambda: asked.done() or "decoding" in {r["state"] for r in fleet.ctl("show", "requests")}, "a stream")
+                pid = fleet.kill(instance, how)
+                compare(fleet, asked.result(), expected, f"{instance} {how.name}")
+            wait_for(lambda: not any(row["peer"] == instance for row in fleet.ctl("-d", "di-kvd.hosta", "show", "peers")),
+                     f"{instance} to be missed")
             check(fleet, True, expected, f"{instance} away")
             prompt = words(900, seed=51)
             cold = fleet.chat(prompt, temperature=0, max_tokens=8)
             assert cold.status == 200 and cold.done, cold.error
+            if how == signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)
             fleet.up()
+            wait_for(lambda: store_is_known(fleet), "the directory to know the store", 60)
             write_backs_done(fleet)
             fleet.await_idle(60)
             # What was computed meanwhile is in the store by now: a host that never had it finds it there.
@@ -188,6 +194,12 @@ def the_store_or_the_directory_is_away_for_a_while():
             assert hit.text == cold.text
             check(fleet, True, expected, f"{instance} back")
             fleet.await_idle(60)
+
+    run_all(one, [(i, how) for i in ("di-kvd.store0", "di-meta.0") for how in (signal.SIGKILL, signal.SIGSTOP)], AT_A_TIME)
+
+
+def store_is_known(fleet):
+    return any(row["place"] == "di-kvd.store0" and row["complete"] for row in fleet.ctl("-d", "di-meta.0", "show", "kv"))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def a_prefix_survives_its_host_sealed():
 
 
 def pages_that_no_store_has_come_out_of_the_other_arena():
-    with Fleet(CONF, [PATIENT_MATCH, "di-kvd.hosta:kv.admit=second_sighting", "di-kvd.hostb:kv.admit=second_sighting"]) as fleet:
+    with Fleet(CONF, [PATIENT_MATCH, "di-kvd:kv.admit=second_sighting"]) as fleet:
         from_other_arena(fleet, words(2000, seed=21))
         fleet.await_idle(60)
 
