@@ -290,7 +290,8 @@ void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
          wire::seat_release{flight.seat});
   }
   // The rule of links that are too slow (kv.handover_wait) or broken: a seat where the pages are, if there is
-  // one; else the prompt is read again where the seat was.
+  // one; else the prompt is read again where the seat was, if somebody reads there.  Where nobody does, another
+  // attempt would only meet the same link: the pages are held, and are handed to another seat or the same.
   const bool link_failed = (code == Code::timeout || code == Code::unreachable) && prefill != nullptr &&
                            decode != nullptr && distance(prefill->place, decode->place) > 0;
   if (!link_failed) return seat_lost(flight, now);
@@ -298,6 +299,7 @@ void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
   flight.wish.near_host = from.host;
   const auto closer = ranks_.choose_decode(flight.request.model, flight.decode.tokens, from, flight.wish, flight.decode.rank);
   if (closer.has_value() && distance(from, ranks_.find(*closer)->place) == 0) return seat_lost(flight, now);
+  if (!ranks_.reads_at(flight.request.model, decode->place.host)) return seat_lost(flight, now);
   flight.wish.near_host = decode->place.host;
   reenter(flight, "the link to the seat is too slow or broken", now);
 }
@@ -610,6 +612,13 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
   sweep(now);
 }
 
+// For a prefill rank, or, with its token out, for a seat that no rank can give.
+bool RouterCore::waits_for_rank(const Flight& flight) const {
+  return flight.state == FlightState::matching || flight.state == FlightState::queued ||
+         (flight.state == FlightState::handover && wants_seat(flight) &&
+          !ranks_.serves(flight.request.model, true));
+}
+
 void RouterCore::watch_absence(Instant now) {
   for (const auto& [name, info] : ranks_.all()) absent_since_.try_emplace(info.model, Instant{});
   for (auto& [model, since] : absent_since_) {
@@ -620,8 +629,7 @@ void RouterCore::watch_absence(Instant now) {
     if (since == instant_never) since = now;
     if (now - options_.absence_wait < since) continue;
     for (auto& [id, flight] : flights_) {
-      if (flight.request.model != model || flight.ended) continue;
-      if (flight.state != FlightState::matching && flight.state != FlightState::queued) continue;
+      if (flight.request.model != model || flight.ended || !waits_for_rank(flight)) continue;
       end(flight, Code::busy, "no prefill or no decode rank is up", wire::Finish::error, now);
     }
   }
@@ -672,7 +680,7 @@ Instant RouterCore::next_due() const {
       continue;
     }
     due = std::min({due, flight.submitted + options_.total_wait, flight.token_until, flight.gap_until});
-    if (flight.state == FlightState::matching || flight.state == FlightState::queued) {
+    if (waits_for_rank(flight)) {
       const auto absent = absent_since_.find(flight.request.model);
       if (absent != absent_since_.end() && absent->second != instant_never) {
         due = std::min(due, absent->second + options_.absence_wait);

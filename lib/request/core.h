@@ -117,6 +117,7 @@ class RouterCore {
   void sweep(Instant now);
   // Keeps absent_since_; ends what has waited too long for a rank of a kind.
   void watch_absence(Instant now);
+  [[nodiscard]] bool waits_for_rank(const Flight& flight) const;
   void note(Flight& flight, std::string_view event, std::string detail, Instant now);
   void note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans);
   [[nodiscard]] Flight* current(const wire::Envelope& message);

@@ -139,6 +139,13 @@ bool RankTable::serves(const std::string& model, bool decode) const {
   });
 }
 
+bool RankTable::reads_at(const std::string& model, const std::string& host) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& entry) {
+    const RankInfo& info = entry.second;
+    return !info.decode && info.model == model && info.place.host == host && !info.credit.draining;
+  });
+}
+
 std::uint64_t RankTable::outstanding() const {
   std::uint64_t total = 0;
   for (const auto& [name, info] : ranks_) total += info.outstanding;

@@ -86,6 +86,8 @@ class RankTable {
   [[nodiscard]] const std::map<RankName, RankInfo>& all() const { return ranks_; }
   // At least one rank of the kind is up and not draining.
   [[nodiscard]] bool serves(const std::string& model, bool decode) const;
+  // One of prefill is, on this host.
+  [[nodiscard]] bool reads_at(const std::string& model, const std::string& host) const;
   [[nodiscard]] std::uint64_t outstanding() const;
 
  private:

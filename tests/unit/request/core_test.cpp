@@ -549,6 +549,38 @@ TEST_F(RouterTest, WithoutSuchASeatThePromptIsReadAgainNearTheFirstOne) {
   }));
 }
 
+TEST_F(RouterTest, WhereNobodyReadsNearTheSeatThePagesWaitForTheLink) {
+  labels = {{prefill0, "a"}, {prefill1, "a"}, {decode0, "b"}};
+  begin();
+  lose(decode1);
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  // More often than a request may have attempts.
+  for (std::uint64_t seat = 6; seat < 12; ++seat) {
+    say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+    advance(milliseconds(50));
+    ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+    say(decode0, scope(id), wire::seat_granted{seat, kvd});
+    EXPECT_EQ(heard<wire::prefill_target>(prefill0)->seat, seat);
+  }
+  EXPECT_EQ(attempt(id), 1);
+  EXPECT_TRUE(endings.empty());
+}
+
+TEST_F(RouterTest, ARequestWithItsFirstTokenWaitedForASeatThatNobodyCouldGive) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  lose(decode0);
+  lose(decode1);
+  advance(seconds(14));
+  EXPECT_TRUE(endings.empty());  // a supervisor may bring one back
+  advance(seconds(1));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::busy);
+  done(prefill0, id, Code::stale);
+  expect_nothing_held();
+}
+
 TEST_F(RouterTest, ALostAnswerAboutTheHandOverStoppedARunningRequest) {
   const RequestId id = seated();
   token(prefill0, id, 0);
