@@ -20,11 +20,11 @@ constexpr Duration show_silence_max = seconds(15);
 constexpr Duration act_silence_max = std::chrono::minutes(10);
 
 constexpr Command table[] = {
-    {"show fleet", "", Scope::each, "instances, as di-meta knows them"},
+    {"show fleet", "", Scope::each, "instances, as di-meta knows them", "di-meta"},
     {"show status", "", Scope::each, "each instance by itself"},
     {"show peers", "", Scope::each, "who is connected to whom"},
-    {"show requests", "", Scope::each, "requests in flight and just ended"},
-    {"show ranks", "", Scope::each, "ranks with their credit and load"},
+    {"show requests", "", Scope::each, "requests in flight", "di-router"},
+    {"show ranks", "", Scope::each, "ranks with their credit and load", "di-router"},
     {"show kv", "[pages]", Scope::each, "what the cache holds, by place"},
     {"show config", "", Scope::each, "parameters and their values"},
     {"show metrics", "", Scope::each, "every counter, gauge and histogram"},
@@ -51,6 +51,12 @@ std::vector<std::string> split(std::string_view text) {
     text.remove_prefix(blank + 1);
   }
   return words;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + word;
+  return line;
 }
 
 int usage(const std::string& message) {
@@ -120,11 +126,6 @@ std::vector<std::string> instances_in(const std::string& run_dir) {
   return names;
 }
 
-struct Answer {
-  Status status;
-  std::string instance;
-};
-
 class Session {
  public:
   Session(const daemon::ControlFlags& flags, Output& output) : flags_(flags), output_(output) {}
@@ -158,11 +159,11 @@ void complain(const std::string& instance, const Error& error) {
 
 // Asks all; the command succeeded when one answered and none failed in earnest.
 int ask_each(Session& session, const std::vector<std::string>& instances,
-             const std::vector<std::string>& words, bool one) {
+             const std::vector<std::string>& words, std::string_view by, bool one) {
   const bool shows = words.front() == "show";
   int answered = 0;
   int failed = 0;
-  std::vector<Answer> passed_over;
+  std::size_t passed_over = 0;
   for (const std::string& instance : instances) {
     const Status status = session.ask(instance, words);
     if (status.ok()) {
@@ -171,15 +172,16 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
     }
     const Code code = status.error().code;
     if (!one && code == Code::unsupported) {
-      passed_over.push_back({status, instance});
+      ++passed_over;
       continue;
     }
     complain(instance, status.error());
     // A dead instance has nothing to show, and that is no failure of the listing.
     if (one || !shows || code != Code::unreachable) ++failed;
   }
-  if (answered == 0 && failed == 0 && !passed_over.empty()) {
-    complain(passed_over.front().instance, passed_over.front().status.error());
+  if (answered == 0 && failed == 0 && passed_over > 0) {
+    const std::string why = by.empty() ? "no instance here knows it" : "only " + std::string(by) + " does, and none runs";
+    std::fprintf(stderr, "di-ctl: nobody answers '%s': %s\n", joined(words).c_str(), why.c_str());
   }
   return answered > 0 && failed == 0 ? daemon::exit_ok : daemon::exit_failure;
 }
@@ -224,8 +226,7 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
   // A daemon may list what this di-ctl has no row for.
   static constexpr Command listing{"show", "WHAT [MORE]", Scope::each, ""};
   if (command == nullptr && words.front() == "show") command = &listing;
-  std::string line;
-  for (const std::string& word : words) line += (line.empty() ? "" : " ") + word;
+  const std::string line = joined(words);
   if (command == nullptr) return usage("unknown command '" + line + "'");
   const std::size_t fixed = split(command->words).size();
   if (!arguments_fit(*command, words.size() - fixed)) {
@@ -256,12 +257,13 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
   const std::vector<std::string> instances =
       flags.instance.empty() ? instances_in(flags.run_dir) : std::vector<std::string>{flags.instance};
   if (instances.empty()) {
-    std::fprintf(stderr, "di-ctl: nothing runs in %s\n", flags.run_dir.c_str());
+    std::fprintf(stderr, "di-ctl: nothing runs in %s (-r RUNDIR names another run directory)\n",
+                 std::filesystem::absolute(flags.run_dir).c_str());
     return daemon::exit_failure;
   }
   const int status = command->scope == Scope::first
                          ? ask_first(session, instances, words)
-                         : ask_each(session, instances, words, !flags.instance.empty());
+                         : ask_each(session, instances, words, command->by, !flags.instance.empty());
   output->end();
   return status;
 }

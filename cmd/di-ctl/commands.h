@@ -23,6 +23,7 @@ struct Command {
   std::string_view arguments;  // "ID", "LEVEL [MODULE]"; brackets: may be missing
   Scope scope;
   std::string_view help;  // empty: not listed
+  std::string_view by{};  // the only program that answers; empty: several do
 };
 [[nodiscard]] std::span<const Command> commands();
 
