@@ -45,9 +45,13 @@ Status Journal::append(const Charge& charge) {
     written = ::write(fd_.get(), line.data(), line.size());
   } while (written < 0 && errno == EINTR);
   if (written < 0) return errno_error("write " + path_);
-  cut_ = static_cast<std::size_t>(written) != line.size();
-  if (cut_) return Error{Code::no_space, 0, "write " + path_ + ": cut short"};
-  return {};
+  if (static_cast<std::size_t>(written) == line.size()) {
+    cut_ = false;
+    return {};
+  }
+  // Half a line would be no JSON to anybody.
+  cut_ = ::ftruncate(fd_.get(), info.st_size) != 0;
+  return Error{Code::no_space, 0, "write " + path_ + ": cut short"};
 }
 
 Result<JournalCounts> journal_read(const std::string& dir, const std::function<void(const Charge&)>& take) {

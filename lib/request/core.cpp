@@ -408,7 +408,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
           Flight& flight = found->second;
           const bool from_prefill = flight.prefill.rank.instance == message.peer && !flight.prefill_token &&
                                     event.index == flight.first_index;
-          on_token(flight, event, message.peer, from_prefill, now);
+          on_token(flight, event, RankName{message.peer, message.scope.rank}.text(), from_prefill, now);
         }
       }
       break;

@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENT_MATCH, main, pieces, script_fleet, wait_for, words  # noqa: E402
+from fleet import PATIENCE, PATIENT_MATCH, main, pieces, script_fleet, wait_for, words  # noqa: E402
 
 SLOW = [f"s{i} " for i in range(250)]
 QUICK = [f"q{i} " for i in range(24)]
@@ -22,7 +22,7 @@ class Leaves(Exception):
 
 def e01_a_client_that_leaves_between_the_legs_leaves_nothing_behind():
     """The only seat is taken, so the request has token 0 and its pages, and waits; then its client goes."""
-    lines = [{"match": "occupy", "pieces": pieces(*SLOW, delay_ms=40), "finish": "stop"},
+    lines = [{"match": "occupy", "pieces": pieces(*SLOW, delay_ms=int(40 * PATIENCE)), "finish": "stop"},
              {"match": "", "pieces": pieces(*QUICK), "finish": "stop"}]
     with script_fleet(lines, overrides=["di-decode:decode.requests_max=1", PATIENT_MATCH]) as fleet:
         occupied = []

@@ -1,8 +1,11 @@
 #include "account/journal.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <fstream>
 #include <vector>
 
@@ -52,6 +55,31 @@ TEST(Journal, RemovedFileIsMadeAgain) {
   ASSERT_TRUE(journal->append(charge(2)));
   ASSERT_TRUE(journal->append(charge(3)));
   EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{2, 3}));
+}
+
+TEST(Journal, AFullDiskLeavesWholeLines) {
+  const std::string dir = scratch("full");
+  auto journal = Journal::open(dir);
+  ASSERT_TRUE(journal);
+  ASSERT_TRUE(journal->append(charge(1)));
+  const std::string path = dir + "/charges.jsonl";
+  struct stat before {};
+  ASSERT_EQ(stat(path.c_str(), &before), 0);
+  // The file may grow by ten bytes more; a write beyond is cut short, as on a disk that fills.
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{static_cast<rlim_t>(before.st_size) + 10, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto old = signal(SIGXFSZ, SIG_IGN);
+  const Status full = journal->append(charge(2));
+  signal(SIGXFSZ, old);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_EQ(full.error().code, Code::no_space);
+  struct stat after {};
+  ASSERT_EQ(stat(path.c_str(), &after), 0);
+  EXPECT_EQ(after.st_size, before.st_size);
+  ASSERT_TRUE(journal->append(charge(3)));
+  EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{1, 3}));
 }
 
 TEST(Journal, CutLineHarmsNoOther) {
