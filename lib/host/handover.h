@@ -23,7 +23,7 @@
 //
 // A link that is too slow.  A final hand-over waits while the bytes that B still lacks will have gone,
 // at the rate that the link shows, within push_wait; when they will not, or nothing has arrived for
-// push_wait, it ends with kv_handed timeout, and the router has the prompt read again near the seat.
+// push_wait, it ends with kv_handed timeout, and the router looks for another way.
 //
 // A seat (B), one per decode client, request and attempt:
 //   state    event                                        next

@@ -241,6 +241,28 @@ def a_link_that_is_too_slow_is_given_up():
         fleet.await_idle(60)
 
 
+def where_nobody_reads_near_the_seat_the_pages_wait_for_the_link():
+    """Only a reads and only b writes, as where the two are machines of different kinds."""
+    with spread_fleet("di-kvd:kv.handover_wait=300ms") as (fleet, network):
+        fleet.place("b", "b")
+        prompt = words(2000, seed=73)
+        alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+        # So slow that not even one page gets through before the rule gives up: what did would not be sent again.
+        network.between("a", "b", bytes_per_s=100e3)
+        fleet.place("a", "b")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: fleet.chat(prompt, timeout=HUNG_AFTER_S, **GREEDY))
+            # More often than a request may have attempts; then the link is what it was.
+            gave_up = "di_kv_handovers_gave_up_total"
+            wait_for(lambda: asked.done() or fleet.metric("di-kvd.hosta", gave_up) >= 6, "hand-overs to be given up")
+            network.between("a", "b")
+            apart = asked.result()
+        assert apart.status == 200 and apart.done and apart.text == alone.text, (apart.error, apart.text)
+        happened = events(fleet, apart)
+        assert happened.count("handover_failed") >= 6 and "reentry" not in happened, happened
+        fleet.await_idle(60)
+
+
 def a_link_that_loses_packets(handover_wait):
     with spread_fleet(f"di-kvd:kv.handover_wait={handover_wait}", sealed=True) as (fleet, network):
         fleet.place("b", "b")
@@ -373,6 +395,7 @@ if __name__ == "__main__":
           a_di_kvd_with_a_wrong_key_does_not_join,
           the_link_is_cut_in_both_directions, the_link_is_cut_from_a_to_b, the_link_is_cut_from_b_to_a,
           on_a_slow_link_a_hand_over_waits, a_link_that_is_too_slow_is_given_up,
+          where_nobody_reads_near_the_seat_the_pages_wait_for_the_link,
           a_link_that_loses_packets_is_waited_for, a_link_that_loses_packets_is_given_up,
           pages_behind_a_cut_link_are_computed_again, a_host_is_cut_off_in_the_middle_of_its_streams,
           one_bit_of_a_page_is_wrong, one_bit_of_a_sealed_frame_is_wrong,
