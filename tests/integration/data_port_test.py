@@ -175,8 +175,7 @@ def a_slot_that_the_transfer_does_not_open_is_refused():
 
 
 def another_generation_is_refused():
-    # A transfer opens a slot in one generation.
-    falsified_frames_are_refused("why=\"transfer\"", generation=lambda n: n + 1)
+    falsified_frames_are_refused("why=\"generation\"", generation=lambda n: n + 1)
 
 
 def bytes_past_a_slot_are_refused():
