@@ -6,7 +6,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from fleet import PATIENCE, PATIENT_MATCH, Fleet, chat_hit, main, words  # noqa: E402
 
-DELAY_MS = 60
+DELAY_MS = 30  # about what a layer group computes for in the first chunk
 # Instrumented engines are sixteen times slower: they get a quarter of the work.
 WORDS = 2000 if PATIENCE == 1 else 500
 
