@@ -5,10 +5,11 @@
 //   state     event                                     next
 //   (none)    every block is in the arena or coming     filling or complete; kv_fetching
 //   (none)    some are not                              planning; meta_plan
-//   planning  meta_planned                              filling or complete; kv_read per new page;
-//   kv_fetching planning  no answer in plan_wait, di-meta lost      the same with what the arena has filling
-//   a group of every page is verified         filling; index page, kv_ready filling   the last group is
-//   complete filling   a page fails, fetch_wait is over          filling or complete up to the failed block
+//   planning  meta_planned                              filling or complete; a read per new page; kv_fetching
+//   planning  no answer in plan_wait, di-meta lost      the same with what the arena has
+//   filling   a group of every page is verified         filling; index page, kv_ready
+//   filling   the last group is                         complete
+//   filling   a page fails, fetch_wait is over          filling or complete up to the failed block
 //   any       released, client lost                     (none)
 // Complete counts what is verified; kv.fetch_delay_ms holds back only what is shown.  A fetch keeps its
 // pins until it is released, also of pages behind a failed block: a reader may still be copying.

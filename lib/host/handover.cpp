@@ -110,8 +110,9 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
   source->message.token = message.token;
   source->message.index = message.index;
   source->message.sampler = message.sampler;
-  watch(*source, now);
-  advance(name, *source, now);
+  source->moved_at = now.liveness;
+  source->check_at = now.liveness + watch_every;
+  advance(*source);
 }
 
 Handovers::Source* Handovers::source_of(const Peer& b, const wire::Scope& scope, std::uint64_t seat) {
@@ -120,8 +121,7 @@ Handovers::Source* Handovers::source_of(const Peer& b, const wire::Scope& scope,
   return &found->second;
 }
 
-void Handovers::opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message,
-                       const Now& now) {
+void Handovers::opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message) {
   const Name name{scope.request, scope.attempt};
   Source* source = source_of(b, scope, message.seat);
   if (source == nullptr || source->state != SourceState::opening) return;
@@ -142,12 +142,10 @@ void Handovers::opened(const Peer& b, const wire::Scope& scope, const wire::hand
   }
   source->state = SourceState::pushing;
   source->message.transfer = message.transfer;
-  watch(*source, now);
-  advance(name, *source, now);
+  advance(*source);
 }
 
-void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message,
-                      const Now& now) {
+void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message) {
   const Name name{scope.request, scope.attempt};
   Source* source = source_of(b, scope, message.seat);
   if (source == nullptr || source->state != SourceState::pushing ||
@@ -166,7 +164,7 @@ void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::hando
     source->pages.emplace(id, target);
     by_push_.emplace(id, name);
   }
-  advance(name, *source, now);
+  advance(*source);
 }
 
 void Handovers::progressed(const Pushes::Progress& progress, const Now& now) {
@@ -189,12 +187,12 @@ void Handovers::progressed(const Pushes::Progress& progress, const Now& now) {
     return end_source(name, progress.code == Code::cancelled ? Code::unreachable : progress.code);
   }
   source.moved_at = now.liveness;
-  advance(name, source, now);
+  advance(source);
 }
 
-void Handovers::page_sealed(const Now& now) {
+void Handovers::page_sealed() {
   for (auto& [name, source] : sources_) {
-    if (source.state == SourceState::pushing && !source.final) advance(name, source, now);
+    if (source.state == SourceState::pushing && !source.final) advance(source);
   }
 }
 
@@ -213,7 +211,7 @@ void Handovers::offer(Source& source) {
   if (!batch.pages.empty()) send(source.b, source.scope, batch);
 }
 
-void Handovers::advance(const Name& name, Source& source, const Now& now) {
+void Handovers::advance(Source& source) {
   if (source.state != SourceState::pushing) return;
   offer(source);
   if (!source.arrived.empty()) {
@@ -224,19 +222,13 @@ void Handovers::advance(const Name& name, Source& source, const Now& now) {
   if (source.tail_target && source.tail_push == 0) {
     source.tail_push = pushes_.start(Pushes::For::handover, source.b, source.message.transfer,
                                      *source.tail_target, source.tail_slot, transfer::Class::handover);
-    by_push_.emplace(source.tail_push, name);
+    by_push_.emplace(source.tail_push, Name{source.scope.request, source.scope.attempt});
     source.message.tail = *source.tail_target;
   }
-  if (!source.pushes_over()) return watch(source, now);
+  if (!source.pushes_over()) return;
   source.state = SourceState::sealed;
   source.check_at = instant_never;
   send(source.b, source.scope, source.message);
-}
-
-void Handovers::watch(Source& source, const Now& now) {
-  if (!source.final || source.state == SourceState::sealed || source.check_at != instant_never) return;
-  source.moved_at = now.liveness;
-  source.check_at = now.liveness + watch_every;
 }
 
 bool Handovers::too_slow(const Source& source, const Now& now) const {

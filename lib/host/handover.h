@@ -108,12 +108,12 @@ class Handovers {
   // The caller has checked that the holder may name the tail.
   void hand_over(const Holder& holder, const wire::Scope& scope, const wire::kv_handover& message,
                  const Now& now);
-  void opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message, const Now& now);
-  void slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message, const Now& now);
+  void opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message);
+  void slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message);
   void acknowledged(const Peer& b, const wire::Scope& scope, const wire::handover_ack& message);
   void progressed(const Pushes::Progress& progress, const Now& now);
   // Pages may have been sealed: a source may have waited for one.
-  void page_sealed(const Now& now);
+  void page_sealed();
   // The rank is gone, or the request: what it has not finished is not handed over.
   void release_source(const Holder& holder);
 
@@ -201,9 +201,8 @@ class Handovers {
   Source* begin(const Holder& holder, const wire::Scope& scope, std::uint64_t seat, const std::string& decode,
                 const std::string& host, const std::vector<Key>& keys, bool tail, const Now& now);
   // Offers what is sealed, tells what has arrived, and ends the pushing when all has.
-  void advance(const Name& name, Source& source, const Now& now);
+  void advance(Source& source);
   void offer(Source& source);
-  void watch(Source& source, const Now& now);
   [[nodiscard]] bool too_slow(const Source& source, const Now& now) const;
   // kv_handed with the code when it was final.
   void end_source(const Name& name, Code code);
