@@ -1,0 +1,320 @@
+#include "store/erasure.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "base/checksum.h"
+#include "base/rng.h"
+#include "kv/stripe.h"
+
+namespace di::store {
+namespace {
+
+using Lengths = std::vector<std::size_t>;
+
+// The definition, bit by bit.
+std::uint8_t times(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (; b != 0; b >>= 1) {
+    if ((b & 1) != 0) product ^= a;
+    a <<= 1;
+    if ((a & 0x100) != 0) a ^= 0x11d;
+  }
+  return static_cast<std::uint8_t>(product);
+}
+
+std::uint8_t weight(std::uint32_t parity, std::uint32_t column) {
+  std::uint8_t out = 1;
+  for (std::uint32_t i = 0; i < parity * column; ++i) out = times(out, 2);
+  return out;
+}
+
+// One segment of a stripe: what the columns are, parity by the definition.
+struct Segment {
+  std::uint32_t k = 0;
+  std::uint32_t m = 0;
+  std::vector<Bytes> columns;
+  std::vector<std::uint32_t> crcs;
+
+  Segment(std::uint32_t data, std::uint32_t parity, const Lengths& lengths, Rng& rng)
+      : k(data), m(parity), columns(data + parity) {
+    for (std::uint32_t c = 0; c < k; ++c) {
+      columns[c].resize(lengths[c]);
+      for (std::byte& byte : columns[c]) byte = static_cast<std::byte>(rng.next());
+    }
+    make_parity();
+  }
+  void make_parity() {
+    std::size_t longest = 0;
+    for (std::uint32_t c = 0; c < k; ++c) longest = std::max(longest, columns[c].size());
+    for (std::uint32_t p = 0; p < m; ++p) {
+      Bytes& out = columns[k + p];
+      out.assign(longest, std::byte{0});
+      for (std::uint32_t c = 0; c < k; ++c) {
+        std::array<std::byte, 256> products;
+        for (std::uint32_t value = 0; value < 256; ++value) {
+          products[value] = static_cast<std::byte>(times(weight(p, c), value));
+        }
+        for (std::size_t at = 0; at < columns[c].size(); ++at) {
+          out[at] ^= products[std::to_integer<std::size_t>(columns[c][at])];
+        }
+      }
+    }
+    crcs.clear();
+    for (const Bytes& column : columns) crcs.push_back(crc32c(column));
+  }
+  [[nodiscard]] std::vector<Erasure::Present> present(std::uint32_t lost) const {
+    std::vector<Erasure::Present> out;
+    for (std::uint32_t c = 0; c < k + m; ++c) {
+      const bool there = (lost >> c & 1u) == 0;
+      out.push_back({there, false, crcs[c], there ? ByteView(columns[c]) : ByteView()});
+    }
+    return out;
+  }
+};
+
+void expect_encoded(const Erasure& code, const Segment& segment) {
+  std::vector<ByteView> data(segment.columns.begin(), segment.columns.begin() + segment.k);
+  std::vector<Bytes> made;
+  for (std::uint32_t p = 0; p < segment.m; ++p)
+    made.emplace_back(segment.columns[segment.k + p].size(), std::byte{0x5a});
+  const std::vector<MutableByteView> parity(made.begin(), made.end());
+  std::vector<std::uint32_t> crcs(segment.k + segment.m, 77);
+  code.encode(data, parity, crcs);
+  for (std::uint32_t p = 0; p < segment.m; ++p) {
+    EXPECT_TRUE(made[p] == segment.columns[segment.k + p]) << "parity " << p;
+  }
+  EXPECT_EQ(crcs, segment.crcs);
+}
+
+// Every column of `lost` that `wanted` has comes back, and nothing behind it is touched.
+void expect_decoded(const Erasure& code, const Segment& segment, std::uint32_t lost, std::uint32_t wanted) {
+  constexpr std::byte guard{0xa5};
+  std::vector<Bytes> made;
+  for (std::uint32_t c = 0; c < code.columns(); ++c) {
+    made.emplace_back((wanted >> c & 1u) != 0 ? segment.columns[c].size() + 64 : 0, guard);
+  }
+  std::vector<Erasure::Wanted> out;
+  for (std::uint32_t c = 0; c < code.columns(); ++c) {
+    if ((wanted >> c & 1u) == 0) continue;
+    out.push_back({c, segment.crcs[c], MutableByteView(made[c]).first(segment.columns[c].size())});
+  }
+  const Result<std::uint32_t> wrong = code.decode(segment.present(lost), out);
+  ASSERT_TRUE(wrong.ok()) << wrong.error().message;
+  EXPECT_EQ(*wrong, 0u) << "lost " << lost;
+  for (const Erasure::Wanted& want : out) {
+    EXPECT_TRUE(std::equal(want.bytes.begin(), want.bytes.end(), segment.columns[want.column].begin()))
+        << "lost " << lost << " column " << want.column;
+    EXPECT_TRUE(std::all_of(made[want.column].end() - 64, made[want.column].end(),
+                            [](std::byte byte) { return byte == guard; }));
+  }
+}
+
+void expect_every_loss(const Erasure& code, const Segment& segment) {
+  const std::uint32_t all = (1u << code.columns()) - 1;
+  for (std::uint32_t lost = 1; lost <= all; ++lost) {
+    const auto count = static_cast<std::uint32_t>(std::popcount(lost));
+    if (count > code.parity_columns()) continue;
+    expect_decoded(code, segment, lost, lost);
+    // And each alone.
+    for (std::uint32_t c = 0; c < code.columns() && count > 1; ++c) {
+      if ((lost >> c & 1u) != 0) expect_decoded(code, segment, lost, 1u << c);
+    }
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+Erasure code_of(std::uint32_t k, std::uint32_t m) {
+  Result<Erasure> code = Erasure::create(k, m);
+  EXPECT_TRUE(code.ok());
+  return *std::move(code);
+}
+
+TEST(Erasure, every_double_loss_of_ten_and_two_comes_back_whatever_the_pages) {
+  constexpr std::uint64_t seed = 4202;
+  Rng rng(seed);
+  const Erasure code = code_of(10, 2);
+  EXPECT_EQ(code.code_id(), code_id_reed_solomon);
+  for (std::uint32_t pages = 1; pages <= 10; ++pages) {
+    const std::uint32_t stored = pages * (10 / pages);
+    const auto of = [&](const auto& length) {
+      Lengths lengths(10, 0);
+      for (std::uint32_t c = 0; c < stored; ++c) lengths[c] = length(c);
+      return lengths;
+    };
+    const std::vector<Lengths> sizes = {
+        of([](std::uint32_t) { return 1u; }),
+        of([](std::uint32_t) { return 31u; }),
+        of([](std::uint32_t c) { return 1 + 17 * c; }),
+        of([](std::uint32_t) { return 4096u; }),
+        of([](std::uint32_t) { return 3 * 4096u; }),
+        of([](std::uint32_t c) { return 4096 * (5 + c % 2); }),
+        of([](std::uint32_t c) { return c == 3 % 10 ? 0u : 4096u; }),  // a part without units here
+        of([&](std::uint32_t) { return 4096 * rng.below(12); }),
+        of([](std::uint32_t c) { return c % 3 == 0 ? 9 * 4096u : 4096u; }),
+    };
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " pages " + std::to_string(pages) + " sizes " +
+                   std::to_string(i));
+      const Segment segment(10, 2, sizes[i], rng);
+      expect_encoded(code, segment);
+      expect_every_loss(code, segment);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(Erasure, other_geometries_come_back_too) {
+  constexpr std::uint64_t seed = 4203;
+  Rng rng(seed);
+  const std::vector<std::pair<std::uint32_t, std::uint32_t>> geometries = {
+      {1, 0}, {1, 1}, {1, 2}, {2, 1}, {3, 2}, {4, 2}, {6, 3}, {8, 4}, {14, 2}, {16, 0}};
+  for (const auto& [k, m] : geometries) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + " " + std::to_string(k) + "+" + std::to_string(m));
+    const Erasure code = code_of(k, m);
+    for (std::uint32_t round = 0; round < 3; ++round) {
+      Lengths lengths;
+      for (std::uint32_t c = 0; c < k; ++c) lengths.push_back(round == 0 ? 8192 : rng.below(300));
+      const Segment segment(k, m, lengths, rng);
+      expect_encoded(code, segment);
+      expect_every_loss(code, segment);
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(code_of(1, 0).code_id(), code_id_none);
+}
+
+// The segments of real stripes, long pages among them.
+TEST(Erasure, segments_of_stripes_of_every_page_count_come_back) {
+  constexpr std::uint64_t seed = 4204;
+  Rng rng(seed);
+  const Erasure code = code_of(10, 2);
+  const auto mla = kv::layout_mla("mla-f32-1", 32, 8, 128);
+  ASSERT_TRUE(mla.ok());
+  for (const kv::Layout& layout : {kv::layout_v41(), *mla}) {
+    for (std::uint32_t pages = 1; pages <= 10; ++pages) {
+      std::vector<std::uint32_t> blocks(pages, layout.page_blocks());
+      blocks.back() = 1 + static_cast<std::uint32_t>(rng.below(layout.page_blocks()));
+      const auto shape = kv::StripeShape::of(layout, 10, 2, blocks);
+      ASSERT_TRUE(shape.ok());
+      const auto group = static_cast<std::uint32_t>(rng.below(layout.groups()));
+      SCOPED_TRACE("seed " + std::to_string(seed) + " " + layout.format() + " pages " +
+                   std::to_string(pages));
+      Lengths lengths(10, 0);
+      for (std::uint32_t c = 0; c < shape->data_stored(); ++c) lengths[c] = shape->segment_bytes(c, group);
+      const Segment segment(10, 2, lengths, rng);
+      EXPECT_EQ(segment.columns[10].size(), shape->segment_bytes(10, group));
+      expect_encoded(code, segment);
+      for (const std::uint32_t lost : {0x3u, 0x201u, 0x401u, 0x804u, 0xc00u})
+        expect_decoded(code, segment, lost, lost);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(Erasure, four_mebibytes_come_back) {
+  Rng rng(4205);
+  const Erasure code = code_of(10, 2);
+  const Segment segment(10, 2, Lengths(10, std::size_t{4} << 20), rng);
+  expect_encoded(code, segment);
+  expect_decoded(code, segment, 0x402, 0x402);
+  expect_decoded(code, segment, 0x021, 0x021);
+}
+
+TEST(Erasure, a_wrong_source_or_result_is_named) {
+  Rng rng(4206);
+  const Erasure code = code_of(4, 2);
+  Segment segment(4, 2, {8192, 8192, 4096, 8192}, rng);
+  Bytes made(8192);
+  const std::vector<Erasure::Wanted> wanted = {{1, segment.crcs[1], made}};
+  // Sources of column 1: 0, 2, 3 and parity 4; 5 is not looked at.
+  EXPECT_EQ(code.sources(0b111101), 0b011101u);
+  for (const std::uint32_t source : {0u, 2u, 3u, 4u, 5u}) {
+    segment.columns[source].back() ^= std::byte{2};
+    std::vector<Erasure::Present> columns = segment.present(0b10);
+    const Result<std::uint32_t> wrong = code.decode(columns, wanted);
+    ASSERT_TRUE(wrong.ok());
+    EXPECT_EQ(*wrong, source == 5 ? 0u : (1u << source | 0b10u));
+    // One that was said to be verified shows in what is made of it.
+    for (Erasure::Present& column : columns) column.verified = true;
+    EXPECT_EQ(*code.decode(columns, wanted), source == 5 ? 0u : 0b10u);
+    segment.columns[source].back() ^= std::byte{2};
+  }
+  EXPECT_EQ(*code.decode(segment.present(0b10), wanted), 0u);
+  const std::vector<Erasure::Wanted> other = {{1, segment.crcs[1] ^ 1u, made}};
+  EXPECT_EQ(*code.decode(segment.present(0b10), other), 0b10u);
+}
+
+TEST(Erasure, too_few_columns_are_refused) {
+  Rng rng(4207);
+  const Erasure code = code_of(4, 2);
+  const Segment segment(4, 2, Lengths(4, 4096), rng);
+  Bytes made(4096);
+  const std::vector<Erasure::Wanted> wanted = {{1, segment.crcs[1], made}};
+  EXPECT_EQ(code.decode(segment.present(0b000111), wanted).error().code, Code::not_found);
+  EXPECT_EQ(code.sources(0b000111), 0u);
+  // With nothing wanted the sources are compared, and no more.
+  EXPECT_EQ(*code.decode(segment.present(0), {}), 0u);
+}
+
+TEST(Erasure, geometries_that_cannot_be_are_refused) {
+  for (const auto& [k, m] : std::vector<std::pair<std::uint32_t, std::uint32_t>>{
+           {0, 0}, {0, 2}, {17, 0}, {15, 2}, {4, 5}, {UINT32_MAX, 1}, {1, UINT32_MAX}}) {
+    const Result<Erasure> code = Erasure::create(k, m);
+    ASSERT_FALSE(code.ok());
+    EXPECT_EQ(code.error().code, Code::unsupported);
+  }
+}
+
+// tests/golden/store/erasure.txt is made by erasure.py beside it, which knows the definition only.
+TEST(Erasure, golden_vectors) {
+  std::ifstream file(std::string(DI_SOURCE_DIR) + "/tests/golden/store/erasure.txt");
+  std::string line;
+  std::size_t lines = 0;
+  while (std::getline(file, line)) {
+    SCOPED_TRACE("line " + std::to_string(++lines));
+    std::istringstream in(line);
+    std::uint32_t k = 0;
+    std::uint32_t m = 0;
+    std::uint32_t number = 0;
+    in >> k >> m >> number;
+    std::vector<Bytes> data(k);
+    std::size_t longest = 0;
+    for (std::uint32_t c = 0; c < k; ++c) {
+      std::size_t length = 0;
+      in >> length;
+      longest = std::max(longest, length);
+      std::uint32_t x = number * 2654435761u + c;
+      for (std::size_t i = 0; i < length; ++i) {
+        x = x * 1664525u + 1013904223u;
+        data[c].push_back(static_cast<std::byte>(x >> 24));
+      }
+    }
+    std::vector<Bytes> made(m, Bytes(longest));
+    std::vector<std::uint32_t> crcs(k + m);
+    code_of(k, m).encode(std::vector<ByteView>(data.begin(), data.end()),
+                         std::vector<MutableByteView>(made.begin(), made.end()), crcs);
+    for (std::uint32_t p = 0; p < m; ++p) {
+      std::string expected;
+      in >> expected;
+      if (expected != "-") {
+        EXPECT_EQ(to_hex(made[p]), expected);
+      }
+    }
+    for (const std::uint32_t crc : crcs) {
+      std::uint32_t expected = 0;
+      in >> std::hex >> expected;
+      EXPECT_EQ(crc, expected);
+    }
+    EXPECT_TRUE(in);
+  }
+  EXPECT_EQ(lines, 15u);
+}
+
+}  // namespace
+}  // namespace di::store
