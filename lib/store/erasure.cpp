@@ -14,9 +14,11 @@ namespace di::store {
 
 namespace {
 
-// Of each column at a time: twelve of them fill a fraction of a second-level cache, and are long enough for
-// the inner loops (spec/store.md 1.4: shorter ones are slower).
-constexpr std::size_t slice_bytes = std::size_t{16} << 10;
+// Of each column at a time: all of them fill a small part of a second-level cache.  The products come first:
+// they read the columns side by side, which memory answers faster than one after the other, and the
+// checksums find the slice in the cache.  (The other way round costs a third of the rate, slices of 32 KiB
+// and prefetching the next slice cost some more.)
+constexpr std::size_t slice_bytes = std::size_t{8} << 10;
 // ISA-L's table for multiplying with one number.
 constexpr std::size_t factor_bytes = 32;
 
@@ -88,14 +90,14 @@ void Combination::run() const {
         }
       }
     }
-    for (const Source& source : all) {
-      if (source.crc == nullptr || source.bytes.size() <= at) continue;
-      *source.crc = crc32c_extend(*source.crc, source.bytes.subspan(at, bytes));
-    }
     if (to_count > 0 && from_count > 0) {
       ec_encode_data(static_cast<int>(bytes), from_count, to_count, factors.data(), from.data(), to.data());
     } else {
       for (int r = 0; r < to_count; ++r) std::memset(to[static_cast<std::size_t>(r)], 0, bytes);
+    }
+    for (const Source& source : all) {
+      if (source.crc == nullptr || source.bytes.size() <= at) continue;
+      *source.crc = crc32c_extend(*source.crc, source.bytes.subspan(at, bytes));
     }
     for (const Row& row : made) {
       if (row.bytes.size() <= at) continue;
