@@ -27,13 +27,24 @@ class FaultDisk final : public store::Disk {
   explicit FaultDisk(std::unique_ptr<store::Disk> disk) : disk_(std::move(disk)) {}
 
   [[nodiscard]] std::uint64_t bytes() const override { return disk_->bytes(); }
-  Status read(std::uint64_t offset, MutableByteView to) override { return disk_->read(offset, to); }
-  Status write(std::uint64_t offset, ByteView from) override {
-    if (from.size() <= store::disk_align_bytes) return disk_->write(offset, from);
-    const std::uint64_t half = align_up(from.size() / 2, store::disk_align_bytes);
-    DI_TRY(disk_->write(offset, from.first(half)));
-    daemon::fault(FaultPoint::store_mid_slot_write);
-    return disk_->write(offset + half, from.subspan(half));
+  [[nodiscard]] std::string_view path() const override { return disk_->path(); }
+  Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
+    return disk_->read_pieces(offset, to);
+  }
+  Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
+    std::uint64_t bytes = 0;
+    for (const ByteView& piece : from) bytes += piece.size();
+    if (bytes <= store::disk_align_bytes) return disk_->write_pieces(offset, from);
+    const std::uint64_t half = align_up(bytes / 2, store::disk_align_bytes);
+    std::uint64_t at = 0;
+    for (const ByteView& piece : from) {
+      const std::uint64_t before = at < half ? std::min<std::uint64_t>(piece.size(), half - at) : 0;
+      if (before > 0) DI_TRY(disk_->write(offset + at, piece.first(before)));
+      if (at < half && at + piece.size() >= half) daemon::fault(FaultPoint::store_mid_slot_write);
+      if (before < piece.size()) DI_TRY(disk_->write(offset + at + before, piece.subspan(before)));
+      at += piece.size();
+    }
+    return {};
   }
   Status flush() override { return disk_->flush(); }
 
@@ -68,7 +79,13 @@ void store_params(config::Params& params, StoreConfig& config) {
       {.def = Durability::standard,
        .help = "a put is acknowledged after its write (flushed within 100 ms), or after the flush"});
   params.integer("store.io_threads", config.io_threads,
-                 {.def = 4, .min = 1, .max = 256, .help = "threads that read; one more writes"});
+                 {.def = 4, .min = 1, .max = 256, .help = "threads that wait for the disk without io_uring"});
+  params.choice<store::IoMode>("store.io", config.io,
+                               {{store::IoMode::automatic, "auto"},
+                                {store::IoMode::uring, "uring"},
+                                {store::IoMode::threads, "threads"}},
+                               {.def = store::IoMode::automatic,
+                                .help = "auto: io_uring where the kernel lets us, else threads"});
 }
 
 Status store_validate(const StoreConfig& config) {
@@ -129,7 +146,6 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   store::Server::Options options;
   options.self.instance = daemon.instance();
   options.run_dir = daemon.config().run_dir;
-  options.io_threads = config_.io_threads;
   options.strict = config_.durability == Durability::strict;
   store::Server::Hooks hooks;
   // A peer that is not up any more was reported lost, or will be.
@@ -139,12 +155,22 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   hooks.put_written = [this](std::function<void()> answer) { put_written(std::move(answer)); };
   if (armed("kvd_mid_segment")) hooks.mid_segment = [] { daemon::fault(FaultPoint::kvd_mid_segment); };
   auto plane = DataPlane::start(
-      daemon, data_config_, nullptr,
+      daemon, data_config_, {},
       {.done = [this](transfer::OpId op, Code code) { server_->moved(op, code); }, .concealed = {}});
   if (!plane) return plane.error();
   plane_ = *std::move(plane);
+  auto pool = store::IoPool::create(daemon.loop(), *disk_,
+                                    {.mode = config_.io,
+                                     .threads = config_.io_threads,
+                                     .queue_max = store::Server::io_queue_max(options),
+                                     .name = "store"});
+  if (!pool) return pool.error().in("store.io");
+  if ((*pool)->refused() && config_.io == store::IoMode::automatic) {
+    log_info("store", "no io_uring here: threads wait for the disk", {{"error", *(*pool)->refused()}});
+  }
   server_ = std::make_unique<store::Server>(daemon.loop(), std::move(disk_), std::move(volume_),
-                                            plane_->fabric(), std::move(options), std::move(hooks));
+                                            *std::move(pool), plane_->fabric(), std::move(options),
+                                            std::move(hooks));
   register_metrics(daemon.metrics());
 
   net::Endpoint& endpoint = daemon.endpoint();

@@ -24,6 +24,7 @@ struct StoreConfig {
   bool prewrite = false;
   Durability durability = Durability::standard;
   std::uint32_t io_threads = 0;
+  store::IoMode io = store::IoMode::automatic;
 };
 void store_params(config::Params& params, StoreConfig& config);
 Status store_validate(const StoreConfig& config);

@@ -1,11 +1,15 @@
 #include "store/disk.h"
 
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -21,39 +25,72 @@ bool aligned(std::uint64_t value) {
   return value % disk_align_bytes == 0;
 }
 
+// What is left of an access, as the kernel takes it.
+class Vector {
+ public:
+  template <class View>
+  explicit Vector(std::span<const View> pieces) {
+    DI_ASSERT(pieces.size() <= disk_pieces_max);
+    for (const View& piece : pieces) {
+      if (piece.empty()) continue;
+      // The kernel does not change what it writes from.
+      entries_[count_++] = {const_cast<std::byte*>(piece.data()), piece.size()};
+    }
+  }
+  [[nodiscard]] const iovec* data() const { return &entries_[first_]; }
+  [[nodiscard]] int count() const { return static_cast<int>(count_ - first_); }
+  void advance(std::size_t bytes) {
+    while (bytes > 0) {
+      iovec& entry = entries_[first_];
+      const std::size_t part = std::min(bytes, entry.iov_len);
+      entry.iov_base = static_cast<std::byte*>(entry.iov_base) + part;
+      entry.iov_len -= part;
+      bytes -= part;
+      if (entry.iov_len == 0) ++first_;
+    }
+  }
+
+ private:
+  std::array<iovec, disk_pieces_max> entries_{};
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
+};
+
 class FileDisk final : public Disk {
  public:
   FileDisk(Fd fd, std::string path, std::uint64_t bytes)
       : fd_(std::move(fd)), path_(std::move(path)), bytes_(bytes) {}
 
   [[nodiscard]] std::uint64_t bytes() const override { return bytes_; }
+  [[nodiscard]] int descriptor() const override { return fd_.get(); }
+  [[nodiscard]] std::string_view path() const override { return path_; }
 
-  Status read(std::uint64_t offset, MutableByteView to) override {
-    check(offset, to.size(), to.data());
-    while (!to.empty()) {
-      const ssize_t got = ::pread(fd_.get(), to.data(), to.size(), static_cast<off_t>(offset));
+  Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
+    check(offset, to);
+    for (Vector left(to); left.count() > 0;) {
+      const ssize_t got = ::preadv(fd_.get(), left.data(), left.count(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return errno_error("read " + path_);
       // A rest that is not aligned cannot be asked for with O_DIRECT: only the end of the file gives one.
       if (got == 0 || !aligned(static_cast<std::uint64_t>(got))) {
         return Error{Code::io, 0, "read " + path_ + ": the file is shorter than it was"};
       }
-      to = to.subspan(static_cast<std::size_t>(got));
+      left.advance(static_cast<std::size_t>(got));
       offset += static_cast<std::uint64_t>(got);
     }
     return {};
   }
 
-  Status write(std::uint64_t offset, ByteView from) override {
-    check(offset, from.size(), from.data());
-    while (!from.empty()) {
-      const ssize_t put = ::pwrite(fd_.get(), from.data(), from.size(), static_cast<off_t>(offset));
+  Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
+    check(offset, from);
+    for (Vector left(from); left.count() > 0;) {
+      const ssize_t put = ::pwritev(fd_.get(), left.data(), left.count(), static_cast<off_t>(offset));
       if (put < 0 && errno == EINTR) continue;
       if (put < 0) return errno_error("write " + path_);
       if (put == 0 || !aligned(static_cast<std::uint64_t>(put))) {
         return Error{Code::io, 0, "write " + path_ + ": a write was cut short"};
       }
-      from = from.subspan(static_cast<std::size_t>(put));
+      left.advance(static_cast<std::size_t>(put));
       offset += static_cast<std::uint64_t>(put);
     }
     return {};
@@ -65,15 +102,40 @@ class FileDisk final : public Disk {
   }
 
  private:
-  void check(std::uint64_t offset, std::size_t length, const std::byte* memory) const {
-    DI_ASSERT(aligned(offset) && aligned(length) && aligned(reinterpret_cast<std::uintptr_t>(memory)));
-    DI_ASSERT(offset <= bytes_ && length <= bytes_ - offset);
+  template <class View>
+  void check(std::uint64_t offset, std::span<const View> pieces) const {
+    std::uint64_t length = 0;
+    for (const View& piece : pieces) {
+      DI_ASSERT(aligned(piece.size()) && aligned(reinterpret_cast<std::uintptr_t>(piece.data())));
+      length += piece.size();
+    }
+    DI_ASSERT(aligned(offset) && offset <= bytes_ && length <= bytes_ - offset);
   }
 
   Fd fd_;
   std::string path_;
   std::uint64_t bytes_;
 };
+
+// True when O_DIRECT works with what we give it; `fd` was opened with it.  Errors: unsupported.
+Result<bool> direct_works(int fd, const std::string& path) {
+  struct statx status {};
+  // Where the kernel or the file system does not say, that the open succeeded has to do.
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) != 0) return true;
+  if ((status.stx_mask & STATX_DIOALIGN) == 0) return true;
+  if (status.stx_dio_mem_align == 0 || status.stx_dio_offset_align == 0) return false;
+  const std::uint32_t align = std::max(status.stx_dio_mem_align, status.stx_dio_offset_align);
+  if (align <= disk_align_bytes) return true;
+  return Error{Code::unsupported, 0,
+               path + ": direct I/O here wants an alignment of " + std::to_string(align) +
+                   " bytes, a volume has 4096"};
+}
+
+Status direct_end(int fd, const std::string& path) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) return errno_error("open " + path);
+  return {};
+}
 
 // Takes O_DIRECT when the file system has it.
 Result<Fd> open_direct(const std::string& path, int flags, bool& direct) {
@@ -87,7 +149,14 @@ Result<Fd> open_direct(const std::string& path, int flags, bool& direct) {
   if (!fd.valid()) {
     Error error = errno_error("open " + path);
     if (errno == EEXIST) error.code = Code::exists;
+    if (errno == EBUSY) error.code = Code::busy;
     return error;
+  }
+  if (direct) {
+    const Result<bool> works = direct_works(fd.get(), path);
+    if (!works) return works.error();
+    direct = *works;
+    if (!direct) DI_TRY(direct_end(fd.get(), path));
   }
   return fd;
 }
@@ -120,23 +189,34 @@ MutableByteView AlignedBuffer::first(std::size_t bytes) {
 }
 
 Result<DiskFile> disk_open(const std::string& path) {
-  bool direct = false;
-  Result<Fd> fd = open_direct(path, O_RDWR, direct);
-  if (!fd) return fd.error();
   struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return errno_error("open " + path);
+  DiskFile file;
+  file.device = S_ISBLK(status.st_mode);
+  // On a device O_EXCL asks the kernel whether it is mounted or otherwise in use.
+  Result<Fd> fd = open_direct(path, O_RDWR | (file.device ? O_EXCL : 0), file.direct);
+  if (!fd) return fd.error();
+  // Again: what was opened may be another file than what was looked at.
   if (::fstat(fd->get(), &status) != 0) return errno_error("stat " + path);
-  if (!S_ISREG(status.st_mode)) return Error{Code::invalid, 0, path + ": not a regular file"};
-  if (status.st_size <= 0 || !aligned(static_cast<std::uint64_t>(status.st_size))) {
+  std::uint64_t bytes = 0;
+  if (S_ISBLK(status.st_mode)) {
+    if (::ioctl(fd->get(), BLKGETSIZE64, &bytes) != 0) return errno_error("length of " + path);
+    bytes -= bytes % disk_align_bytes;
+  } else if (S_ISREG(status.st_mode)) {
+    bytes = static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
+  } else {
+    return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
+  }
+  if (bytes == 0 || !aligned(bytes)) {
     return Error{Code::invalid, 0, path + ": the length is no multiple of 4 KiB"};
   }
   DI_TRY(lock(fd->get(), path));
-  DiskFile file;
-  file.direct = direct;
-  file.disk = std::make_unique<FileDisk>(*std::move(fd), path, static_cast<std::uint64_t>(status.st_size));
+  file.disk = std::make_unique<FileDisk>(*std::move(fd), path, bytes);
   return file;
 }
 
-Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool prewrite) {
+Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool prewrite,
+                             const std::function<void(std::uint64_t)>& progress) {
   DI_ASSERT(bytes > 0 && aligned(bytes));
   bool direct = false;
   Result<Fd> fd = open_direct(path, O_RDWR | O_CREAT | O_EXCL, direct);
@@ -151,17 +231,29 @@ Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool 
   file.direct = direct;
   file.disk = std::make_unique<FileDisk>(*std::move(fd), path, bytes);
   if (prewrite) {
-    AlignedBuffer zeros(std::size_t{1} << 20);
+    constexpr std::uint64_t part_bytes_max = 4 << 20;
+    AlignedBuffer zeros(part_bytes_max);
     for (std::uint64_t offset = 0; offset < bytes;) {
-      const std::size_t part = static_cast<std::size_t>(std::min<std::uint64_t>(bytes - offset, 1u << 20));
+      const std::uint64_t part = std::min(bytes - offset, part_bytes_max);
       if (Status status = file.disk->write(offset, zeros.first(part)); !status.ok()) {
         ::unlink(path.c_str());
         return status.error();
       }
       offset += part;
+      if (progress) progress(offset);
     }
+    // Until here the file system may still count the extents as unwritten.
+    DI_TRY(file.disk->flush());
   }
   return file;
+}
+
+Result<bool> disk_is_blank(Disk& disk) {
+  const std::size_t bytes = std::min<std::uint64_t>(disk.bytes(), 1 << 20);
+  AlignedBuffer buffer(bytes);
+  const MutableByteView view = buffer.first(bytes);
+  DI_TRY(disk.read(0, view));
+  return std::all_of(view.begin(), view.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
 }  // namespace di::store

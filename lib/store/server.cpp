@@ -12,6 +12,18 @@ namespace {
 // What waits for one host's arena; it is mapped within a turn or not at all.
 constexpr std::size_t waiting_max = 1024;
 
+Status check_page(const wire::kv_read& want, const SlotHeader& header) {
+  const Shard& shard = header.shard;
+  if (shard.pages[shard.column].keys.size() == want.page_blocks && want.slot.page_blocks == want.page_blocks) return {};
+  return Error{Code::corrupt, 0, "the column holds a page of another length"};
+}
+
+MutableByteView segment_in(MutableByteView payload, const SlotHeader& header, std::uint32_t group) {
+  std::uint64_t offset = 0;
+  for (std::uint32_t before = 0; before < group; ++before) offset += header.shard.segments[before];
+  return payload.subspan(offset, header.shard.segments[group]);
+}
+
 }  // namespace
 
 struct Server::PutWork {
@@ -30,17 +42,21 @@ struct Server::RemoteRead {
   wire::kv_read want;
   Read read;
   AlignedBuffer payload;
-  std::uint32_t groups = 0;         // of the page; known with its first segment
+  // Of the column; set on the disk's thread before the first segment is told.
+  std::vector<std::uint32_t> segments;
+  std::uint32_t begun = 0;          // segments [0, begun) are on their way or there
+  std::uint64_t begun_bytes = 0;
   std::uint32_t arrived = 0;        // bitmap
   std::uint32_t told = 0;           // segments [0, told)
   std::set<transfer::OpId> moving;
   bool disk_over = false;
+  bool verified = false;
   Code code = Code::ok;             // the first thing that went wrong
   std::uint64_t bytes = 0;
 };
 
 Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume,
-               transfer::Fabric* fabric, Options options, Hooks hooks)
+               std::unique_ptr<IoPool> pool, transfer::Fabric* fabric, Options options, Hooks hooks)
     : loop_(loop),
       options_(std::move(options)),
       hooks_(std::move(hooks)),
@@ -52,9 +68,7 @@ Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Vol
                        [this] {
                          if (inventory_) inventory_start(Peer(inventory_->meta));
                        }),
-      // Room for everything that may be asked for at once, a sync and an inventory part: queueing never
-      // fails.
-      pool_(loop, {options_.io_threads, std::max(options_.transfers_max, options_.puts_max) + 8, "store"}) {
+      pool_(std::move(pool)) {
   // An open list left by a kill shrinks without waiting for the first put.
   if (!volume_->clean()) sync_soon();
 }
@@ -250,11 +264,51 @@ void Server::read(Host& host, const wire::Envelope& message) {
   Transfer& transfer = transfers_[id];
   if (transfer.began == Instant{}) transfer.began = loop_.monotonic_now();
   transfer.running = true;
-  const Status queued = pool_.read(want.priority, [this, peer, want, read = *begun, arena = host.arena,
-                                                   cancelled = transfer.cancelled](IoPool::Context& context) {
-    read_run(peer, want, read, context, arena, cancelled);
-  });
+  ColumnRead job = job_of(want, *begun, transfer);
+  // Asked anew for each access: the slot may have been given up.
+  const auto slot = [arena = host.arena, ref = want.slot, bytes = begun->payload_bytes] {
+    return arena->slot_to_write(ref, bytes);
+  };
+  if (is_page(want.page_blocks, begun->payload_bytes)) {
+    job.whole = [slot, bytes = begun->payload_bytes] {
+      const Result<MutableByteView> page = slot();
+      return page ? page->first(bytes) : MutableByteView();
+    };
+  }
+  job.place = [slot, want](const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
+    DI_TRY(check_page(want, header));
+    const Result<MutableByteView> page = slot();
+    if (!page) return Error{Code::stale, 0, page.error().message};
+    return segment_in(*page, header, group);
+  };
+  job.arrived = [this, id](std::uint32_t group) {
+    // A cancel that came meanwhile is all that the host still waits for.
+    const auto found = transfers_.find(id);
+    if (found == transfers_.end() || found->second.cancelled->load(std::memory_order_relaxed)) return;
+    send(id.first, wire::kv_read_done{id.second, 0, group});
+  };
+  job.done = [this, id, read = *begun](const ColumnEnd& end) { read_ended(id, read, end); };
+  const Status queued = pool_->read(std::move(job));
   DI_ASSERT(queued.ok());
+}
+
+// True when a column of `bytes` can be all of a page, which goes into one piece.
+bool Server::is_page(std::uint32_t blocks, std::uint64_t bytes) const {
+  return std::any_of(layouts_.begin(), layouts_.end(), [&](const auto& entry) {
+    return blocks > 0 && blocks <= entry.second->page_blocks() && entry.second->page_bytes(blocks) == bytes;
+  });
+}
+
+ColumnRead Server::job_of(const wire::kv_read& want, const Read& read, const Transfer& transfer) const {
+  ColumnRead job;
+  job.read = read;
+  job.priority = want.priority;
+  job.from_group = want.from_group;
+  // Later ones are compared by the host, which has the checksums of the plan.
+  job.verify = read.unverified;
+  job.cancelled = transfer.cancelled;
+  job.half = hooks_.mid_segment;
+  return job;
 }
 
 void Server::read_remote(Host& host, const wire::kv_read& want) {
@@ -274,37 +328,33 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   transfer.began = loop_.monotonic_now();
   transfer.running = true;
   transfer.remote = read;
-  const Status queued = pool_.read(want.priority, [this, read, cancelled = transfer.cancelled](IoPool::Context& context) {
-    const auto run = [&]() -> Status {
-      const Result<SlotHeader> header = read_header(*disk_, read->read, context.scratch);
-      if (!header) return header.error();
-      const Shard& shard = header->shard;
-      if (shard.pages[shard.column].keys.size() != read->want.page_blocks ||
-          read->want.slot.page_blocks != read->want.page_blocks) {
-        return Error{Code::corrupt, 0, "the column holds a page of another length"};
-      }
-      read->payload.reserve(shard.payload_bytes());
-      read->groups = static_cast<std::uint32_t>(shard.segments.size());
-      const MutableByteView payload = read->payload.first(shard.payload_bytes());
-      std::uint64_t offset = 0;
-      for (std::uint32_t group = 0; group < read->groups; ++group) {
-        const std::uint64_t length = shard.segments[group];
-        if (cancelled->load(std::memory_order_relaxed)) return Error{Code::cancelled, 0, "cancelled"};
-        if (hooks_.mid_segment) hooks_.mid_segment();
-        DI_TRY(read_segment(*disk_, read->read, *header, group, payload.subspan(offset, length)));
-        context.report([this, read, group, offset, length] { remote_segment(read, group, offset, length); });
-        offset += length;
-      }
-      return {};
-    };
-    const Status status = run();
-    context.report([this, read, code = status.ok() ? Code::ok : status.error().code] {
-      read->disk_over = true;
-      if (code != Code::ok) remote_fail(*read, code);
-      remote_settle(read);
-    });
-  });
+  read->payload.reserve(begun->payload_bytes);
+  const MutableByteView payload = read->payload.first(begun->payload_bytes);
+  ColumnRead job = job_of(want, *begun, transfer);
+  job.from_group = 0;
+  job.whole = [payload] { return payload; };
+  job.place = [read, payload](const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
+    DI_TRY(check_page(read->want, header));
+    if (read->segments.empty()) read->segments = header.shard.segments;
+    return segment_in(payload, header, group);
+  };
+  job.arrived = [this, read](std::uint32_t group) { remote_read(read, group); };
+  job.done = [this, read](const ColumnEnd& end) {
+    read->disk_over = true;
+    read->verified = end.verified;
+    if (!end.status.ok()) remote_fail(*read, end.status.error().code);
+    remote_settle(read);
+  };
+  const Status queued = pool_->read(std::move(job));
   DI_ASSERT(queued.ok());
+}
+
+void Server::remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group) {
+  for (; read->begun <= group; ++read->begun) {
+    const std::uint64_t bytes = read->segments[read->begun];
+    remote_segment(read, read->begun, read->begun_bytes, bytes);
+    read->begun_bytes += bytes;
+  }
 }
 
 void Server::remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, std::uint64_t offset,
@@ -348,7 +398,11 @@ void Server::remote_fail(RemoteRead& read, Code code) {
 void Server::remote_settle(const std::shared_ptr<RemoteRead>& read) {
   if (!read->disk_over || !read->moving.empty()) return;
   --remote_;
-  read_ended(read->id, read->read, read->code, read->bytes);
+  ColumnEnd end;
+  if (read->code != Code::ok) end.status = Error{read->code, 0, "a transfer to another machine failed"};
+  end.bytes = read->bytes;
+  end.verified = read->verified;
+  read_ended(read->id, read->read, end);
 }
 
 void Server::moved(transfer::OpId op, Code code) {
@@ -359,65 +413,10 @@ void Server::moved(transfer::OpId op, Code code) {
   done(code);
 }
 
-// On a thread of the pool: touches the disk, the arena, and what it was given.
-void Server::read_run(const Peer& host, const wire::kv_read& want, const Read& read, IoPool::Context& context,
-                      const std::shared_ptr<kv::ArenaClient>& arena,
-                      const std::shared_ptr<std::atomic<bool>>& cancelled) {
-  std::uint64_t bytes = 0;
-  const auto run = [&]() -> Status {
-    const Result<SlotHeader> header = read_header(*disk_, read, context.scratch);
-    if (!header) return header.error();
-    const Shard& shard = header->shard;
-    const auto groups = static_cast<std::uint32_t>(shard.segments.size());
-    if (shard.pages[shard.column].keys.size() != want.page_blocks ||
-        want.slot.page_blocks != want.page_blocks) {
-      return Error{Code::corrupt, 0, "the column holds a page of another length"};
-    }
-    std::uint64_t offset = 0;
-    for (std::uint32_t group = 0; group < groups; ++group) {
-      const std::uint64_t length = shard.segments[group];
-      if (group >= want.from_group) {
-        if (cancelled->load(std::memory_order_relaxed)) return Error{Code::cancelled, 0, "cancelled"};
-        // Asked anew for each segment: the slot may have been given up.
-        Result<MutableByteView> slot = arena->slot_to_write(want.slot, shard.payload_bytes());
-        if (!slot) return Error{Code::stale, 0, slot.error().message};
-        const MutableByteView to = slot->subspan(offset, length);
-        if (hooks_.mid_segment) {
-          const std::uint64_t half = align_up(length / 2, disk_align_bytes);
-          DI_TRY(disk_->read(read.offset + read.slot_class.header_bytes + offset, to.first(half)));
-          hooks_.mid_segment();
-        }
-        DI_TRY(read_segment(*disk_, read, *header, group, to));
-        bytes += length;
-        if (group + 1 < groups) {
-          context.report([this, host, transfer = want.transfer, group] {
-            if (!transfers_.contains({host, transfer})) return;
-            send(host, wire::kv_read_done{transfer, 0, group});
-          });
-        }
-      }
-      offset += length;
-    }
-    context.report([this, id = TransferId{host, want.transfer}, read, bytes, last = groups - 1] {
-      // The last group ends the transfer; a cancel that came meanwhile has nothing left to stop.
-      const auto found = transfers_.find(id);
-      if (found != transfers_.end() && !found->second.cancelled->load(std::memory_order_relaxed)) {
-        send(id.first, wire::kv_read_done{id.second, 0, last});
-      }
-      read_ended(id, read, Code::ok, bytes);
-    });
-    return {};
-  };
-  const Status status = run();
-  if (status.ok()) return;
-  context.report([this, id = TransferId{host, want.transfer}, read, code = status.error().code, bytes] {
-    read_ended(id, read, code, bytes);
-  });
-}
-
-void Server::read_ended(const TransferId& id, const Read& read, Code code, std::uint64_t bytes) {
-  volume_->read_end(read);
-  counters_.read_bytes += bytes;
+void Server::read_ended(const TransferId& id, const Read& read, const ColumnEnd& end) {
+  const Code code = end.status.ok() ? Code::ok : end.status.error().code;
+  volume_->read_end(read, end.verified);
+  counters_.read_bytes += end.bytes;
   const auto found = transfers_.find(id);
   DI_ASSERT(found != transfers_.end());
   const Transfer transfer = std::move(found->second);
@@ -437,7 +436,7 @@ void Server::read_ended(const TransferId& id, const Read& read, Code code, std::
       log_warn("store", "read failed",
                {{"stripe", read.stripe},
                 {"column", read.column},
-                {"code", code_name(code)},
+                {"error", end.status.error()},
                 {"host", id.first.instance}});
     }
     send(id.first, wire::kv_read_done{id.second, static_cast<std::uint16_t>(code), 0});
@@ -538,31 +537,28 @@ void Server::put(Host& host, const wire::Envelope& message) {
   const Result<transfer::OpId> op = fabric_->read(host.peer, work->want.transfer, from, work->remote.first(bytes),
                                                   transfer::Class::writeback);
   const auto failed = [this, work](Code code) {
-    put_ended(work, {Error{code, 0, "the page could not be read from its host"}, false, false});
+    PutOutcome outcome;
+    outcome.status = Error{code, 0, "the page could not be read from its host"};
+    put_ended(work, outcome);
   };
   if (!op) return failed(op.error().code);
   moving_.emplace(*op, [this, work, failed](Code code) { code == Code::ok ? put_write(work) : failed(code); });
 }
 
 void Server::put_write(const std::shared_ptr<PutWork>& work) {
-  const Status queued = pool_.write([this, work](IoPool::Context& context) {
-    const PutOutcome outcome = put_run(
-        *disk_, work->put,
-        [&](MutableByteView to) -> Status {
-          if (!work->arena) {
-            const MutableByteView page = work->remote.first(to.size());
-            std::copy(page.begin(), page.end(), to.begin());
-            return {};
-          }
-          const Result<ByteView> page = work->arena->page(*work->layout, work->want.slot);
-          if (!page) return Error{Code::stale, 0, page.error().message};
-          std::copy(page->begin(), page->end(), to.begin());
-          if (!work->arena->current(work->want.slot)) return Error{Code::stale, 0, "the slot was given up"};
-          return {};
-        },
-        context.scratch, context.broken);
-    context.report([this, work, outcome] { put_ended(work, outcome); });
-  });
+  ColumnPut job;
+  job.put = work->put;
+  job.payload = [work]() -> Result<std::vector<ByteView>> {
+    if (!work->arena) {
+      return std::vector<ByteView>{work->remote.first(work->put.header.shard.payload_bytes())};
+    }
+    const Result<ByteView> page = work->arena->page(*work->layout, work->want.slot);
+    if (!page) return Error{Code::stale, 0, page.error().message};
+    return std::vector<ByteView>{*page};
+  };
+  if (work->arena) job.current = [work] { return work->arena->current(work->want.slot); };
+  job.done = [this, work](const PutOutcome& outcome) { put_ended(work, outcome); };
+  const Status queued = pool_->put(std::move(job));
   DI_ASSERT(queued.ok());
 }
 
@@ -624,7 +620,6 @@ void Server::sync_now() {
   }
   syncing_ = true;
   flushing_ = std::exchange(unflushed_, {});
-  const auto shared = std::make_shared<Sync>(*std::move(sync));
   const auto ended = [this](const Status& status) {
     syncing_ = false;
     volume_->sync_end(status);
@@ -650,10 +645,7 @@ void Server::sync_now() {
     }
     stop_when_idle();
   };
-  const Status queued = pool_.write([this, shared, ended](IoPool::Context& context) {
-    const Status status = sync_run(*disk_, *shared, context.scratch, context.broken);
-    context.report([ended, status] { ended(status); });
-  });
+  const Status queued = pool_->sync(*std::move(sync), ended);
   DI_ASSERT(queued.ok());
 }
 
@@ -669,13 +661,10 @@ void Server::inventory_start(const Peer& meta) {
 void Server::inventory_next() {
   std::vector<Read> reads;
   inventory_->last = !volume_->list(inventory_->from, inventory_part_max, reads);
-  const Status queued = pool_.read(2, [this, reads, number = inventory_->number](IoPool::Context& context) {
-    std::vector<Result<SlotHeader>> headers;
-    headers.reserve(reads.size());
-    for (const Read& read : reads) headers.push_back(read_header(*disk_, read, context.scratch));
-    auto shared = std::make_shared<std::vector<Result<SlotHeader>>>(std::move(headers));
-    context.report([this, number, reads, shared] { inventory_read(number, reads, std::move(*shared)); });
-  });
+  const Status queued =
+      pool_->headers({reads, [this, number = inventory_->number, reads](std::vector<Result<SlotHeader>> headers) {
+                        inventory_read(number, reads, std::move(headers));
+                      }});
   DI_ASSERT(queued.ok());
   inventory_timer_.start_after(inventory_wait);
 }

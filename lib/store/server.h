@@ -1,7 +1,7 @@
 // store/server.h: what a store daemon does with messages: reads into arenas, puts from arenas, frees and
 // the inventory.
 //
-// Owner: loop thread; disk work is on the threads of its IoPool.  Messages come and go as
+// Owner: loop thread; disk work is on the thread of its IoPool.  Messages come and go as
 // wire::Envelope; the shell (cmd/di-kvd) is the network.  A host's arena is mapped over its socket
 // (transfer/shm.h) when the host comes up; what arrives before it is mapped waits.  A host on another
 // machine is reached through the fabric: a read goes to a buffer and from there, segment by segment, into
@@ -9,8 +9,8 @@
 //
 // One transfer, from kv_read to its last answer:
 //   waiting   the arena is not mapped yet      -> reading; ended by kv_read_cancel or loss of the host
-//   reading   a task is queued or running      -> kv_read_done after each layer group; the last one, a
-//             failure, or the task's end after kv_read_cancel (kv_read_cancelled) ends it
+//   reading   it is queued or running          -> kv_read_done as layer groups arrive; the last one, a
+//             failure, or its end after kv_read_cancel (kv_read_cancelled) ends it
 // Any other kv_read_cancel is answered at once: nothing of that transfer will be written.
 //
 // Durability: by default a put is acknowledged after its write and the volume is flushed every
@@ -20,6 +20,7 @@
 // above that `busy`; one inventory part.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <compare>
 #include <cstdint>
@@ -76,7 +77,6 @@ class Server {
   struct Options {
     Peer self;            // generation: set_self()
     std::string run_dir;  // arenas are at RUNDIR/INSTANCE.arena
-    std::uint32_t io_threads = 4;
     std::size_t transfers_max = 512;
     std::size_t puts_max = 512;
     std::size_t remote_max = 64;
@@ -85,15 +85,21 @@ class Server {
   };
   struct Hooks {
     std::function<void(const wire::Envelope&)> send;
-    // Fault points.  The first two run on the disk's threads in the middle of the work (when set, the
-    // work is done in halves); the third gets the answer to a put and decides about it.
+    // Fault points.  The first runs on the disk's thread in the middle of the work (when set, segments are
+    // read in halves); the second gets the answer to a put and decides about it.
     std::function<void()> mid_segment;
     std::function<void(std::function<void()> answer)> put_written;
   };
 
+  // What the queue of the disk must have room for, so that queueing never fails: everything that may be
+  // asked for at once, and an inventory part.
+  [[nodiscard]] static std::size_t io_queue_max(const Options& options) {
+    return std::max(options.transfers_max, options.puts_max) + 8;
+  }
+
   // `fabric` outlives the server; null: hosts on other machines are refused.
   Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume,
-         transfer::Fabric* fabric, Options options, Hooks hooks);
+         std::unique_ptr<IoPool> pool, transfer::Fabric* fabric, Options options, Hooks hooks);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -119,7 +125,7 @@ class Server {
   [[nodiscard]] const Volume& volume() const { return *volume_; }
   [[nodiscard]] std::size_t transfers() const { return transfers_.size(); }
   [[nodiscard]] std::size_t puts() const { return puts_; }
-  [[nodiscard]] std::size_t io_pending() const { return pool_.pending(); }
+  [[nodiscard]] std::size_t io_pending() const { return pool_->pending(); }
   [[nodiscard]] std::size_t arenas() const;
   [[nodiscard]] bool inventory_running() const { return inventory_ != nullptr; }
   // From message to last answer, in microseconds.
@@ -161,16 +167,16 @@ class Server {
   void send(const Peer& to, const M& message, const wire::Scope& scope = {});
 
   void read(Host& host, const wire::Envelope& message);
-  void read_run(const Peer& host, const wire::kv_read& want, const Read& read, IoPool::Context& context,
-                const std::shared_ptr<kv::ArenaClient>& arena,
-                const std::shared_ptr<std::atomic<bool>>& cancelled);
-  void read_ended(const TransferId& id, const Read& read, Code code, std::uint64_t bytes);
+  [[nodiscard]] bool is_page(std::uint32_t blocks, std::uint64_t bytes) const;
+  [[nodiscard]] ColumnRead job_of(const wire::kv_read& want, const Read& read, const Transfer& transfer) const;
+  void read_ended(const TransferId& id, const Read& read, const ColumnEnd& end);
   void refuse_read(const Peer& host, std::uint64_t transfer, Code code);
   void cancel(const Peer& host, std::uint64_t transfer);
   void put(Host& host, const wire::Envelope& message);
   void put_write(const std::shared_ptr<PutWork>& work);
   void put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome);
   void read_remote(Host& host, const wire::kv_read& want);
+  void remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group);
   void remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, std::uint64_t offset,
                       std::uint64_t bytes);
   void remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code);
@@ -210,7 +216,7 @@ class Server {
   Histogram put_us_;
   loop::Timer sync_timer_;
   loop::Timer inventory_timer_;
-  IoPool pool_;  // last: its threads use what is above
+  std::unique_ptr<IoPool> pool_;  // last: its thread uses what is above
 };
 
 }  // namespace di::store

@@ -12,6 +12,12 @@ constexpr std::size_t meta_page_bytes = 4096;
 // Tables are read in parts of this length.
 constexpr std::size_t table_part_bytes = std::size_t{1} << 20;
 
+// The index has 32 bits for a slot: 64 TiB of the smallest.
+Status check_slots(const Geometry& geometry) {
+  if (std::uint64_t{geometry.segments} * geometry.records_per_segment < SlotIndex::none) return {};
+  return Error{Code::unsupported, 0, "a volume has at most 2^32 slots: take a shorter one"};
+}
+
 }  // namespace
 
 // ---- format and open
@@ -19,6 +25,7 @@ constexpr std::size_t table_part_bytes = std::size_t{1} << 20;
 Status Volume::format(Disk& disk, const FormatOptions& options) {
   Result<Geometry> geometry = Geometry::of(disk.bytes(), options.segment_bytes);
   if (!geometry) return geometry.error();
+  DI_TRY(check_slots(*geometry));
   AlignedBuffer zeros(table_part_bytes);
   for (std::uint64_t offset = 0; offset < geometry->segments_offset;) {
     const auto part = static_cast<std::size_t>(
@@ -56,6 +63,7 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
   if (best->geometry.volume_bytes > disk.bytes()) {
     return Error{Code::corrupt, 0, "the volume's file is shorter than the volume"};
   }
+  DI_TRY(check_slots(best->geometry));
 
   std::unique_ptr<Volume> volume(new Volume(*std::move(best)));
   const Geometry& geometry = volume->geometry();
@@ -102,7 +110,7 @@ Volume::Volume(Superblock superblock)
 Status Volume::load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buffer) {
   Segment& segment = segments_[number];
   const std::uint32_t count = slots_of(segment.record.slot_class);
-  segment.slots.assign(count, {});
+  segment.slots.assign(count, Slot());
   // The records first, out of the buffer that the headers will need.
   std::vector<std::optional<SlotRecord>> records(count);
   std::vector<bool> doubtful(count, segment.open);
@@ -172,7 +180,9 @@ Status Volume::load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
                   header->shard.stripe,
                   header->shard.column,
                   header->sequence,
-                  segment.generation};
+                  segment.generation,
+                  header->shard.payload_bytes(),
+                  true};
   for (std::uint32_t group = 0; group < header->shard.segments.size(); ++group) {
     const Status segment_read =
         read_segment(disk, read, *header, group, buffer.first(header->shard.segments[group]));
@@ -187,19 +197,21 @@ Status Volume::load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
   found.sequence = header->sequence;
   found.payload_bytes = header->shard.payload_bytes();
   adopt(at, found);
+  // Unless an older slot of the same column won.
+  if (slot_at(at).state == SlotState::live) slot_at(at).verified = true;
   ++stats_.recovered_by_header;
   return {};
 }
 
 void Volume::adopt(SlotAddress at, const SlotRecord& record) {
   // One column in two slots: the later write counts.
-  if (const auto other = find(record.stripe, record.column); other != index_.end()) {
-    const SlotAddress old = other->second.at;
+  if (const auto other = find(record.stripe, record.column)) {
+    const SlotAddress old = *other;
     if (slot_at(old).sequence >= record.sequence) {
       mark_dirty(at);
       return;
     }
-    index_.erase(other);
+    index_erase(old);
     mark_dirty(old);
     --stats_.slots_live;
     stats_.payload_bytes_live -= slot_at(old).payload_bytes;
@@ -212,8 +224,9 @@ void Volume::adopt(SlotAddress at, const SlotRecord& record) {
   slot.payload_bytes = record.payload_bytes;
   slot.column = record.column;
   slot.state = SlotState::live;
+  slot.verified = false;
   if (segments_[at.segment].used++ == 0) empty_.erase(at.segment);
-  index_.emplace(record.stripe, Entry{record.column, at});
+  index_insert(at);
   ++stats_.slots_live;
   stats_.payload_bytes_live += slot.payload_bytes;
   stats_.slot_bytes_live += segments_[at.segment].record.slot_class.slot_bytes;
@@ -227,7 +240,7 @@ Result<Put> Volume::put_begin(const Shard& shard) {
   if (slots_of(shard.slot_class) == 0) {
     return Error{Code::unsupported, 0, "a page of this layout does not fit a segment"};
   }
-  if (find(shard.stripe, shard.column) != index_.end() || writing_.contains({shard.stripe, shard.column})) {
+  if (find(shard.stripe, shard.column) || writing_.contains({shard.stripe, shard.column})) {
     return Error{Code::exists, 0, "the column is there"};
   }
   std::optional<std::uint32_t> number = segment_with_room(shard.slot_class);
@@ -281,19 +294,25 @@ void Volume::put_end(const Put& put, const PutOutcome& outcome) {
     slot.column = shard.column;
     slot.sequence = put.header.sequence;
     slot.payload_bytes = shard.payload_bytes();
-    index_.emplace(shard.stripe, Entry{shard.column, put.at});
+    // Before the write, that is; what a write does wrong, readers find, who have the checksums too.
+    slot.verified = true;
+    index_insert(put.at);
     ++stats_.slots_live;
     stats_.payload_bytes_live += slot.payload_bytes;
     stats_.slot_bytes_live += segment.record.slot_class.slot_bytes;
     mark_dirty(put.at);
-  } else if (outcome.slot_touched) {
-    // The header may be there: a record of this sequence says that it does not count.
-    slot.state = SlotState::bad;
-    slot.sequence = put.header.sequence;
-    ++stats_.slots_bad;
-    mark_dirty(put.at);
   } else {
-    release(put.at);
+    if (outcome.slot_touched) {
+      // The header may be there: a record of this sequence says that it does not count.
+      slot.sequence = put.header.sequence;
+      mark_dirty(put.at);
+    }
+    if (outcome.slot_touched && !outcome.slot_sound) {
+      slot.state = SlotState::bad;
+      ++stats_.slots_bad;
+    } else {
+      release(put.at);
+    }
   }
 }
 
@@ -334,7 +353,7 @@ void Volume::bind(std::uint32_t number, const SlotClass& slot_class) {
   // Unique in the volume, also after a lost segment record: taken from the same count as writes.
   segment.record.generation = static_cast<std::uint32_t>(next_sequence_++);
   segment.record.slot_class = slot_class;
-  segment.slots.assign(slots_of(slot_class), {});
+  segment.slots.assign(slots_of(slot_class), Slot());
   segment.first_free = 0;
   empty_.insert(number);
   with_room_[slot_class].insert(number);
@@ -344,20 +363,21 @@ void Volume::bind(std::uint32_t number, const SlotClass& slot_class) {
 
 Result<Read> Volume::read_begin(std::uint64_t stripe, std::uint16_t column) {
   const auto found = find(stripe, column);
-  if (found == index_.end()) return Error{Code::not_found, 0, "no such column"};
-  const SlotAddress at = found->second.at;
+  if (!found) return Error{Code::not_found, 0, "no such column"};
+  const SlotAddress at = *found;
   Slot& slot = slot_at(at);
   if (slot.readers == UINT8_MAX) return Error{Code::busy, 0, "too many reads of one slot"};
   ++slot.readers;
   ++stats_.reading;
   const SegmentRecord& record = segments_[at.segment].record;
-  return Read{at,     slot_offset(at), record.slot_class, superblock_.uuid,
-              stripe, column,          slot.sequence,     record.generation};
+  return Read{at,     slot_offset(at), record.slot_class, superblock_.uuid,  stripe,
+              column, slot.sequence,   record.generation, slot.payload_bytes, !slot.verified};
 }
 
-void Volume::read_end(const Read& read) {
+void Volume::read_end(const Read& read, bool verified) {
   Slot& slot = slot_at(read.at);
   DI_ASSERT(slot.readers > 0);
+  if (verified) slot.verified = true;
   --slot.readers;
   --stats_.reading;
   if (slot.state == SlotState::doomed && slot.readers == 0) release(read.at);
@@ -365,9 +385,12 @@ void Volume::read_end(const Read& read) {
 
 std::uint32_t Volume::free(std::uint64_t stripe) {
   std::uint32_t count = 0;
-  const auto [first, last] = index_.equal_range(stripe);
-  for (auto it = first; it != last; ++it) {
-    const SlotAddress at = it->second.at;
+  const auto stripe_of = [this](std::uint32_t number) { return slot_at(address_of(number)).stripe; };
+  while (true) {
+    const std::uint32_t number = index_.find(stripe, stripe_of, [](std::uint32_t) { return true; });
+    if (number == SlotIndex::none) return count;
+    const SlotAddress at = address_of(number);
+    index_erase(at);
     Slot& slot = slot_at(at);
     --stats_.slots_live;
     stats_.payload_bytes_live -= slot.payload_bytes;
@@ -380,8 +403,6 @@ std::uint32_t Volume::free(std::uint64_t stripe) {
     }
     ++count;
   }
-  index_.erase(first, last);
-  return count;
 }
 
 bool Volume::list(SlotAddress& from, std::size_t count, std::vector<Read>& out) {
@@ -407,12 +428,22 @@ void Volume::release(SlotAddress at) {
   if (segment.used == 0) empty_.insert(at.segment);
 }
 
-Volume::Index::iterator Volume::find(std::uint64_t stripe, std::uint16_t column) {
-  const auto [first, last] = index_.equal_range(stripe);
-  for (auto it = first; it != last; ++it) {
-    if (it->second.column == column) return it;
-  }
-  return index_.end();
+std::optional<SlotAddress> Volume::find(std::uint64_t stripe, std::uint16_t column) const {
+  const std::uint32_t number = index_.find(
+      stripe, [this](std::uint32_t other) { return slot_at(address_of(other)).stripe; },
+      [&](std::uint32_t other) { return slot_at(address_of(other)).column == column; });
+  if (number == SlotIndex::none) return std::nullopt;
+  return address_of(number);
+}
+
+void Volume::index_insert(SlotAddress at) {
+  index_.insert(slot_at(at).stripe, number_of(at),
+                [this](std::uint32_t number) { return slot_at(address_of(number)).stripe; });
+}
+
+void Volume::index_erase(SlotAddress at) {
+  index_.erase(slot_at(at).stripe, number_of(at),
+               [this](std::uint32_t number) { return slot_at(address_of(number)).stripe; });
 }
 
 // ---- sync
@@ -519,6 +550,12 @@ std::uint32_t Volume::slots_of(const SlotClass& slot_class) const {
 std::uint64_t Volume::slot_offset(SlotAddress at) const {
   return superblock_.geometry.segment_offset(at.segment) +
          std::uint64_t{at.slot} * segments_[at.segment].record.slot_class.slot_bytes;
+}
+
+std::size_t Volume::memory_bytes() const {
+  std::size_t sum = index_.bytes() + segments_.capacity() * sizeof(Segment);
+  for (const Segment& segment : segments_) sum += segment.slots.capacity() * sizeof(Slot);
+  return sum;
 }
 
 Volume::Stats Volume::stats() const {

@@ -2,8 +2,8 @@
 //
 // Owner: loop thread.  Nothing here blocks except format() and open(), which run before the loop: a put,
 // a read or a sync is begun here, its I/O is done elsewhere by the functions of store/io.h, and it is
-// ended here.  Bounds: slots of the volume; RAM is 24 bytes a slot of a bound segment and an index entry
-// a live slot.
+// ended here.  Bounds: slots of the volume; RAM is 24 bytes a slot of a bound segment and at most 12 in the
+// index for a live one.
 //
 // Commit rule: a live slot is never overwritten; header and payload go in one write to a free slot, and
 // every slot describes itself.  There is no journal.  The slot table is an accelerator, written behind.
@@ -23,7 +23,7 @@
 // States of a slot:
 //   state    put_begin  put_end ok  put_end failed  read_begin  free            last read_end
 //   free     writing
-//   writing             live        bad (free when untouched)   not_found
+//   writing             live        bad (free: see PutOutcome)  not_found
 //   live                                            live        free or doomed
 //   doomed                                          not_found   not_found       free
 //   bad      (its write failed: not used again until the volume is opened anew)
@@ -35,13 +35,13 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/result.h"
 #include "store/disk.h"
 #include "store/format.h"
+#include "store/index.h"
 
 namespace di::store {
 
@@ -72,6 +72,7 @@ struct Put {
 struct PutOutcome {
   Status status;
   bool slot_touched = false;     // the slot's bytes may have changed
+  bool slot_sound = false;       // the device took the write: what failed was the source, too late
   bool metadata_failed = false;  // one of `before` could not be written
 };
 
@@ -85,6 +86,9 @@ struct Read {
   std::uint16_t column = 0;
   std::uint64_t sequence = 0;
   std::uint32_t segment_generation = 0;
+  std::uint32_t payload_bytes = 0;
+  // Nothing has compared its payload with its checksums since the volume was opened.
+  bool unverified = false;
 };
 
 // A sync in progress: flush, `table`, then `superblock`.
@@ -113,7 +117,8 @@ class Volume {
 
   // Errors: not_found.
   Result<Read> read_begin(std::uint64_t stripe, std::uint16_t column);
-  void read_end(const Read& read);
+  // `verified`: the whole payload was compared with its checksums and is good.
+  void read_end(const Read& read, bool verified = false);
 
   // Frees every column of a stripe; returns how many there were.  A column being written is not found.
   std::uint32_t free(std::uint64_t stripe);
@@ -146,6 +151,8 @@ class Volume {
     std::uint64_t dropped_torn = 0;         // headers whose payload did not match
   };
   [[nodiscard]] Stats stats() const;
+  // Memory of what grows with the slots.
+  [[nodiscard]] std::size_t memory_bytes() const;
   [[nodiscard]] const Geometry& geometry() const { return superblock_.geometry; }
   [[nodiscard]] const Uuid& uuid() const { return superblock_.uuid; }
 
@@ -156,9 +163,11 @@ class Volume {
     std::uint64_t sequence = 0;
     std::uint32_t payload_bytes = 0;
     std::uint16_t column = 0;
-    SlotState state = SlotState::free;
+    SlotState state : 7 = SlotState::free;
+    bool verified : 1 = false;
     std::uint8_t readers = 0;
   };
+  static_assert(sizeof(Slot) == 24);
   struct Segment {
     SegmentRecord record;
     std::vector<Slot> slots;
@@ -169,18 +178,14 @@ class Volume {
     std::uint64_t touched = 0;            // number of the sync in whose time it was last written to
     std::set<std::uint32_t> dirty_pages;  // of its slot table
   };
-  struct Entry {
-    std::uint16_t column;
-    SlotAddress at;
-  };
-  using Index = std::unordered_multimap<std::uint64_t, Entry>;
-
   explicit Volume(Superblock superblock);
   Status load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buffer);
   Status load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
                    const std::optional<SlotRecord>& record, AlignedBuffer& buffer);
   void adopt(SlotAddress at, const SlotRecord& record);
-  [[nodiscard]] Index::iterator find(std::uint64_t stripe, std::uint16_t column);
+  [[nodiscard]] std::optional<SlotAddress> find(std::uint64_t stripe, std::uint16_t column) const;
+  void index_insert(SlotAddress at);
+  void index_erase(SlotAddress at);
   // An open segment when there is one, so that the open list stays short.
   [[nodiscard]] std::optional<std::uint32_t> segment_with_room(const SlotClass& slot_class);
   [[nodiscard]] std::optional<std::uint32_t> segment_to_bind() const;
@@ -189,6 +194,15 @@ class Volume {
   void mark_dirty(SlotAddress at);
   [[nodiscard]] std::uint64_t slot_offset(SlotAddress at) const;
   [[nodiscard]] Slot& slot_at(SlotAddress at) { return segments_[at.segment].slots[at.slot]; }
+  [[nodiscard]] const Slot& slot_at(SlotAddress at) const { return segments_[at.segment].slots[at.slot]; }
+  // The index knows a slot by its record's place in the slot table.
+  [[nodiscard]] std::uint32_t number_of(SlotAddress at) const {
+    return at.segment * superblock_.geometry.records_per_segment + at.slot;
+  }
+  [[nodiscard]] SlotAddress address_of(std::uint32_t number) const {
+    const std::uint32_t per_segment = superblock_.geometry.records_per_segment;
+    return {number / per_segment, number % per_segment};
+  }
   [[nodiscard]] std::uint32_t slots_of(const SlotClass& slot_class) const;
   [[nodiscard]] MetaWrite record_page(std::uint32_t number, std::uint32_t page) const;
   [[nodiscard]] MetaWrite segment_page(std::uint32_t number) const;
@@ -196,7 +210,7 @@ class Volume {
 
   Superblock superblock_;
   std::vector<Segment> segments_;
-  Index index_;
+  SlotIndex index_;  // the live slots
   std::map<SlotClass, std::set<std::uint32_t>> with_room_;  // bound segments that have a free slot
   std::map<SlotClass, std::uint32_t> current_;              // segment that the class writes into
   std::set<std::uint32_t> unbound_;

@@ -20,28 +20,23 @@ class MemoryDisk final : public Disk {
 
   [[nodiscard]] std::uint64_t bytes() const override { return now_.size(); }
 
-  Status read(std::uint64_t offset, MutableByteView to) override {
-    const std::lock_guard lock(mutex_);
-    ++reads;
-    if (fail_read_in && (*fail_read_in)-- == 0) return Error{Code::io, 5, "read: Input/output error"};
-    if (short_read_in && (*short_read_in)-- == 0) {
-      std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size() / 2, to.begin());
-      return Error{Code::io, 0, "read: the file is shorter than it was"};
+  Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> pieces) override {
+    std::uint64_t bytes = 0;
+    for (const MutableByteView& piece : pieces) bytes += piece.size();
+    Bytes all(bytes);
+    Status status = read_all(offset, all);
+    std::uint64_t at = 0;
+    for (const MutableByteView& piece : pieces) {
+      std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(at), piece.size(), piece.begin());
+      at += piece.size();
     }
-    std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
-    return {};
+    return status;
   }
 
-  Status write(std::uint64_t offset, ByteView from) override {
-    const std::lock_guard lock(mutex_);
-    ++writes;
-    if (fail_write_in && (*fail_write_in)-- == 0) return Error{Code::io, 5, "write: Input/output error"};
-    if (tear_write_in && (*tear_write_in)-- == 0) {
-      apply(offset, from.first(std::min(from.size(), tear_after_bytes)));
-      return Error{Code::io, 5, "write: Input/output error"};
-    }
-    apply(offset, from);
-    return {};
+  Status write_pieces(std::uint64_t offset, std::span<const ByteView> pieces) override {
+    Bytes all;
+    for (const ByteView& piece : pieces) all.insert(all.end(), piece.begin(), piece.end());
+    return write_all(offset, all);
   }
 
   Status flush() override {
@@ -58,6 +53,7 @@ class MemoryDisk final : public Disk {
 
   // The power goes: each write since the last flush is there, not there, or there in part.
   void power_loss(Rng& rng) {
+    const std::lock_guard lock(mutex_);
     now_ = durable_;
     for (const auto& [offset, bytes] : unflushed_) {
       const double luck = rng.uniform();
@@ -92,6 +88,28 @@ class MemoryDisk final : public Disk {
   std::uint64_t flushes = 0;
 
  private:
+  Status read_all(std::uint64_t offset, MutableByteView to) {
+    const std::lock_guard lock(mutex_);
+    ++reads;
+    if (fail_read_in && (*fail_read_in)-- == 0) return Error{Code::io, 5, "read: Input/output error"};
+    if (short_read_in && (*short_read_in)-- == 0) {
+      std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size() / 2, to.begin());
+      return Error{Code::io, 0, "read: the file is shorter than it was"};
+    }
+    std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
+    return {};
+  }
+  Status write_all(std::uint64_t offset, ByteView from) {
+    const std::lock_guard lock(mutex_);
+    ++writes;
+    if (fail_write_in && (*fail_write_in)-- == 0) return Error{Code::io, 5, "write: Input/output error"};
+    if (tear_write_in && (*tear_write_in)-- == 0) {
+      apply(offset, from.first(std::min(from.size(), tear_after_bytes)));
+      return Error{Code::io, 5, "write: Input/output error"};
+    }
+    apply(offset, from);
+    return {};
+  }
   void apply(std::uint64_t offset, ByteView from) {
     std::copy(from.begin(), from.end(), now_.begin() + static_cast<std::ptrdiff_t>(offset));
     unflushed_.emplace_back(offset, Bytes(from.begin(), from.end()));

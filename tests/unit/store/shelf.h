@@ -1,8 +1,10 @@
-// tests/unit/store/shelf.h: a volume with its disk and its I/O in one thread, for tests.
+// tests/unit/store/shelf.h: a volume with its disk and its I/O in one thread, one access at a time: the order
+// of writes of store/volume.h in its simplest form.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,6 +48,73 @@ inline Shard shard_of(const kv::Layout& layout, std::uint64_t stripe, std::uint3
   auto shard = shard_make(layout, stripe, 0, {page_of(layout, stripe, blocks)});
   EXPECT_TRUE(shard.ok());
   return *std::move(shard);
+}
+
+inline Status write_pages(Disk& disk, const std::vector<MetaWrite>& writes, AlignedBuffer& scratch) {
+  for (const MetaWrite& write : writes) {
+    if (write.flush_before) DI_TRY(disk.flush());
+    const MutableByteView page = scratch.first(write.bytes.size());
+    std::copy(write.bytes.begin(), write.bytes.end(), page.begin());
+    DI_TRY(disk.write(write.offset, page));
+  }
+  return {};
+}
+
+inline Error broken_volume() {
+  return Error{Code::io, 0, "the volume is broken: a write of its tables failed"};
+}
+
+// Fills `to` with the payload of a column.  Errors: stale, corrupt.
+using PayloadSource = std::function<Status(MutableByteView to)>;
+
+// Writes `put.before`, then header and payload in one write.  The payload is compared with the header's
+// checksums before.  `broken` is the writer's: set by a failed metadata write, and then nothing is
+// written any more.
+inline PutOutcome put_run(Disk& disk, const Put& put, const PayloadSource& source, AlignedBuffer& scratch,
+                   bool& broken) {
+  PutOutcome outcome;
+  if (broken) {
+    outcome.status = broken_volume();
+    return outcome;
+  }
+  // The metadata goes out even when the payload turns out to be wrong: later puts count on it.
+  if (Status before = write_pages(disk, put.before, scratch); !before.ok()) {
+    broken = true;
+    outcome.metadata_failed = true;
+    outcome.status = before;
+    return outcome;
+  }
+  const Shard& shard = put.header.shard;
+  const MutableByteView slot = scratch.first(shard.slot_class.header_bytes + shard.payload_bytes());
+  const MutableByteView payload = slot.subspan(shard.slot_class.header_bytes);
+  if (Status filled = source(payload); !filled.ok()) {
+    outcome.status = filled;
+    return outcome;
+  }
+  std::size_t at = 0;
+  for (std::size_t group = 0; group < shard.segments.size(); ++group) {
+    if (crc32c(payload.subspan(at, shard.segments[group])) != shard.crcs()[group]) {
+      outcome.status = Error{Code::corrupt, 0, "the payload does not match its checksums"};
+      return outcome;
+    }
+    at += shard.segments[group];
+  }
+  slot_header_encode(put.header, slot.first(shard.slot_class.header_bytes));
+  outcome.slot_touched = true;
+  outcome.status = disk.write(put.offset, slot);
+  return outcome;
+}
+
+inline Status sync_run(Disk& disk, const Sync& sync, AlignedBuffer& scratch, bool& broken) {
+  if (broken) return broken_volume();
+  const auto run = [&]() -> Status {
+    DI_TRY(disk.flush());
+    DI_TRY(write_pages(disk, sync.table, scratch));
+    return write_pages(disk, sync.superblock, scratch);
+  };
+  Status status = run();
+  if (!status.ok()) broken = true;
+  return status;
 }
 
 struct Shelf {
