@@ -32,11 +32,12 @@ check: packages configure       ## every test; MODE=asan and MODE=tsan too
 	ninja -C $(BUILD) -j $(JOBS)
 	cd $(BUILD) && $(STEADY) ctest -j 2 --output-on-failure $(if $(filter tsan,$(MODE)),-L '^(unit|sim|integration)$$')
 
-bench: configure                ## numbers of this machine: engine, HTTP server, data plane, code of stripes, hand-over
+bench: configure                ## numbers of this machine: engine, HTTP server, data plane, eviction, code of stripes, hand-over
 	ninja -C $(BUILD) -j $(JOBS)
 	$(BUILD)/bin/engine_bench
 	$(BUILD)/bin/http_bench
 	$(BUILD)/bin/transfer_bench
+	$(BUILD)/bin/evict_trace
 	$(BUILD)/bin/erasure_bench
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
 
