@@ -9,6 +9,7 @@ namespace di::transfer {
 bool Exposures::open(const Peer& to, TransferId transfer, Access access, const std::vector<SlotName>& slots) {
   const auto [at, fresh] = exposures_.try_emplace({to, transfer});
   if (!fresh) return false;
+  closed_.erase(at->first);
   at->second.access = access;
   for (const SlotName& name : slots) at->second.slots[name.slot] = name.generation;
   return true;
@@ -21,8 +22,20 @@ bool Exposures::extend(const Peer& to, TransferId transfer, const std::vector<Sl
   return true;
 }
 
-bool Exposures::close(const Peer& to, TransferId transfer) {
-  return exposures_.erase({to, transfer}) != 0;
+bool Exposures::close(const Peer& to, TransferId transfer, Instant now) {
+  const auto at = exposures_.find({to, transfer});
+  if (at == exposures_.end()) return false;
+  while (!closed_order_.empty() &&
+         (closed_order_.size() >= closed_max || closed_order_.front().second <= now)) {
+    const auto oldest = closed_.find(closed_order_.front().first);
+    if (oldest != closed_.end() && oldest->second.until == closed_order_.front().second)
+      closed_.erase(oldest);
+    closed_order_.pop_front();
+  }
+  closed_.insert_or_assign(at->first, Closed{at->second.access, now + late_wait});
+  closed_order_.emplace_back(at->first, now + late_wait);
+  exposures_.erase(at);
+  return true;
 }
 
 std::vector<TransferId> Exposures::transfers_of(const Peer& to) const {
@@ -34,9 +47,14 @@ std::vector<TransferId> Exposures::transfers_of(const Peer& to) const {
 }
 
 Admission Exposures::check(const Peer& from, TransferId transfer, Access access, const Place& place,
-                           Region& region) const {
+                           Region& region, Instant now) const {
   const auto at = exposures_.find({from, transfer});
-  if (at == exposures_.end()) return {Refusal{Refused::transfer, Code::not_found}, {}};
+  if (at == exposures_.end()) {
+    const auto closed = closed_.find({from, transfer});
+    const bool late =
+        closed != closed_.end() && closed->second.access == access && now < closed->second.until;
+    return {Refusal{late ? Refused::late : Refused::transfer, Code::not_found}, {}};
+  }
   if (at->second.access != access) return {Refusal{Refused::transfer, Code::denied}, {}};
   const auto slot = at->second.slots.find(place.slot.slot);
   if (slot == at->second.slots.end()) return {Refusal{Refused::transfer, Code::denied}, {}};
@@ -56,6 +74,8 @@ std::uint64_t FabricCounters::*refusal_counter(Refused why) {
   switch (why) {
     case Refused::transfer:
       return &FabricCounters::refused_transfer;
+    case Refused::late:
+      return &FabricCounters::refused_late;
     case Refused::stale:
       return &FabricCounters::refused_stale;
     case Refused::bounds:

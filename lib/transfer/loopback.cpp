@@ -116,7 +116,7 @@ class LoopbackFabric final : public Fabric {
   }
   void conceal(const Peer& to, TransferId transfer) override {
     if (concealing_.contains({to, transfer})) return;
-    exposures_.close(to, transfer);
+    exposures_.close(to, transfer, net_.now);
     tell_concealed(to, transfer);
   }
   Result<Ticket> grant(const Peer& to, bool seal) override {
@@ -174,7 +174,7 @@ class LoopbackFabric final : public Fabric {
       return true;
     });
     for (const TransferId transfer : exposures_.transfers_of(peer)) {
-      exposures_.close(peer, transfer);
+      exposures_.close(peer, transfer, net_.now);
       tell_concealed(peer, transfer);
     }
   }
@@ -577,7 +577,7 @@ class LoopbackFabric final : public Fabric {
       return;
     }
     Admission admission{Refusal{Refused::transfer, Code::not_found}, {}};
-    if (region_ != nullptr) admission = exposures_.check(frame.from, transfer, access, place, *region_);
+    if (region_ != nullptr) admission = exposures_.check(frame.from, transfer, access, place, *region_, net_.now);
     Code code = Code::ok;
     Bytes payload;
     if (admission.refusal) {

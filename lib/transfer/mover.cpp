@@ -48,6 +48,7 @@ constexpr std::array counter_fields = {
     &FabricCounters::dials_failed,
     &FabricCounters::refused_ticket,
     &FabricCounters::refused_transfer,
+    &FabricCounters::refused_late,
     &FabricCounters::refused_stale,
     &FabricCounters::refused_bounds,
     &FabricCounters::refused_seal,
@@ -196,14 +197,14 @@ void Mover::carry_out(Extend& extend) {
 }
 
 void Mover::carry_out(Conceal& conceal) {
-  exposures_.close(conceal.to, conceal.transfer);
+  exposures_.close(conceal.to, conceal.transfer, now_);
   for (const auto& [id, connection] : open_) {
     if (connection->dialled || !connection->greeted || connection->peer != conceal.to) continue;
     if (connection->into == conceal.transfer) {
       connection->stream.payload_drain();
       connection->into.reset();
       connection->code = Code::stale;
-      count(&FabricCounters::refused_stale);
+      count(&FabricCounters::refused_late);
     }
     connection->stream.release_as(conceal.transfer, Code::stale);
   }
@@ -271,7 +272,7 @@ void Mover::carry_out(Lost& lost) {
   }
   for (Connection* connection : theirs) close(*connection);
   for (const TransferId transfer : exposures_.transfers_of(lost.peer)) {
-    exposures_.close(lost.peer, transfer);
+    exposures_.close(lost.peer, transfer, now_);
     tell(Concealed{lost.peer, transfer});
   }
 }
@@ -659,7 +660,7 @@ bool Mover::on_hello(Connection& connection) {
 Admission Mover::admit(const Connection& connection, const Frame& frame, Access access) {
   if (options_.region == nullptr) return {Refusal{Refused::transfer, Code::not_found}, {}};
   return exposures_.check(connection.peer, frame.transfer, access, {frame.slot, frame.offset, frame.bytes},
-                          *options_.region);
+                          *options_.region, now_);
 }
 
 bool Mover::on_header(Connection& connection) {

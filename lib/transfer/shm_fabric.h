@@ -1,6 +1,12 @@
 // transfer/shm_fabric.h: the fabric inside one machine: the arena of a peer is mapped, a write or a read is
 // a copy, and mostly there is none: view() is the peer's memory.
 //
+// No daemon moves bytes through it, on purpose: a rank or a store on the arena's own machine attaches to the
+// arena socket itself (transfer/shm.h, kv::ArenaClient) and reads and writes its slots in place, without an
+// operation, a queue or a copy; a fabric between them could only add one.  It exists so that what asks a
+// Fabric, the conformance suite above all, means the same on one machine as between two.  The loop thread must
+// not copy payload for others, so it is no way to move pages of a busy host.
+//
 // There is no guard: whoever may attach to the arena socket is of the same user and may write anywhere
 // in the arena (transfer/shm.h).  expose(), conceal() and tickets are bookkeeping only, what checks there
 // are is the mapped Region's: generation and bounds.
