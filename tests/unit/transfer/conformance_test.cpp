@@ -10,7 +10,7 @@
 namespace di::transfer {
 namespace {
 
-enum class Kind { shm, tcp, tcp_sealed, loopback, loopback_sealed };
+enum class Kind { shm, tcp, tcp_sealed, loopback, loopback_sealed, verbs, verbs_stepped };
 
 std::string kind_name(const testing::TestParamInfo<Kind>& info) {
   switch (info.param) {
@@ -24,6 +24,10 @@ std::string kind_name(const testing::TestParamInfo<Kind>& info) {
       return "loopback";
     case Kind::loopback_sealed:
       return "loopback_sealed";
+    case Kind::verbs:
+      return "verbs";
+    case Kind::verbs_stepped:
+      return "verbs_stepped";
   }
   return {};
 }
@@ -40,6 +44,10 @@ std::unique_ptr<World> make_world(Kind kind) {
       return make_loopback_world(false);
     case Kind::loopback_sealed:
       return make_loopback_world(true);
+    case Kind::verbs:
+      return make_verbs_world({});
+    case Kind::verbs_stepped:
+      return make_verbs_world(20261130);
   }
   return nullptr;
 }
@@ -107,7 +115,7 @@ struct FabricTest : testing::TestWithParam<Kind> {
       std::cout << node->self.instance << ": ops=" << node->fabric->gauges().ops << " failed=" << c.ops_failed
                 << " dials=" << c.dials << " dials_failed=" << c.dials_failed
                 << " tickets=" << c.refused_ticket << " transfer=" << c.refused_transfer
-                << " stale=" << c.refused_stale << " bounds=" << c.refused_bounds
+                << " late=" << c.refused_late << " stale=" << c.refused_stale << " bounds=" << c.refused_bounds
                 << " seal=" << c.refused_seal << " malformed=" << c.malformed
                 << " connections=" << c.refused_connections << "\n";
     }
@@ -273,6 +281,34 @@ TEST_P(FabricTest, concealed_comes_once_and_also_for_what_is_not_exposed) {
     EXPECT_EQ(write(a, b, 7, {{2, 1}, 0, 64}, bytes), Code::not_found);
   }
   expose(b, a, 7, Access::write, {{2, 1}});
+}
+
+// Found as refusals for `transfer` in a fleet where nobody had done anything wrong.
+TEST_P(FabricTest, what_was_on_its_way_when_it_was_concealed_is_counted_apart) {
+  if (!world->guarded()) GTEST_SKIP() << "this fabric has no guard: memory of one user on one machine";
+  const Bytes bytes = pattern(test_slot_bytes, 9);
+  expose(b, a, 7, Access::write, {{2, 1}});
+  std::vector<OpId> ops;
+  for (int i = 0; i < 6; ++i) {
+    const auto op = a.fabric->write(b.self, 7, {{2, 1}, 0, test_slot_bytes}, bytes, Class::fetch);
+    ASSERT_TRUE(op.ok());
+    ops.push_back(*op);
+  }
+  ASSERT_TRUE(world->until([&] { return b.fabric->counters().received_bytes > 0; }));
+  conceal(b, a, 7);
+  for (const OpId op : ops) ASSERT_TRUE(finish(a, op));
+  EXPECT_NE(a.code_of(ops.back()), Code::ok);
+  FabricCounters counters = b.fabric->counters();
+  EXPECT_GT(counters.refused_late, 0u);
+  EXPECT_EQ(counters.refused_transfer + counters.refused_stale + counters.refused_bounds, 0u);
+  // A transfer that never was, the other direction, and another peer are no latecomers.
+  Bytes some(64);
+  EXPECT_EQ(write(a, b, 8, {{2, 1}, 0, 64}, some), Code::not_found);
+  EXPECT_EQ(read(a, b, 7, {{2, 1}, 0, 64}, some), Code::not_found);
+  Node& c = world->add_node();
+  EXPECT_EQ(write(c, b, 7, {{2, 1}, 0, 64}, some), Code::not_found);
+  EXPECT_EQ(b.fabric->counters().refused_transfer, 3u);
+  EXPECT_EQ(b.fabric->counters().refused_late, counters.refused_late);
 }
 
 // Writes of one pattern all over a slot; in their middle the owner takes it back and puts something else
@@ -597,10 +633,13 @@ TEST_P(FabricTest, view_is_the_memory_of_the_peer) {
   EXPECT_EQ(a.fabric->view(b.self), nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, FabricTest,
-                         testing::Values(Kind::shm, Kind::tcp, Kind::tcp_sealed, Kind::loopback,
-                                         Kind::loopback_sealed),
-                         kind_name);
+std::vector<Kind> kinds() {
+  std::vector<Kind> all{Kind::shm, Kind::tcp, Kind::tcp_sealed, Kind::loopback, Kind::loopback_sealed};
+  if (verbs_world_there()) all.insert(all.end(), {Kind::verbs, Kind::verbs_stepped});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, FabricTest, testing::ValuesIn(kinds()), kind_name);
 
 }  // namespace
 }  // namespace di::transfer

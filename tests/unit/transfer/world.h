@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -132,5 +133,8 @@ class World {
 std::unique_ptr<World> make_tcp_world(bool sealed);
 std::unique_ptr<World> make_shm_world();
 std::unique_ptr<World> make_loopback_world(bool sealed);
+// Over softverbs: threaded, or with a seed step by step, with delays and torn writes.  Null in a build without it.
+std::unique_ptr<World> make_verbs_world(std::optional<std::uint64_t> seed);
+bool verbs_world_there();
 
 }  // namespace di::transfer

@@ -1,0 +1,294 @@
+// What only VerbsFabric does; the rest is in conformance_test.cpp.
+#include "transfer/verbs_fabric.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "loop/loop.h"
+#include "tests/support/softverbs/softverbs.h"
+#include "tests/unit/transfer/world.h"
+#include "transfer/frame.h"
+
+namespace di::transfer {
+namespace {
+
+constexpr int retry_exceeded = 12;  // IBV_WC_RETRY_EXC_ERR
+
+// Two nodes, step by step; nothing moves that is not let move.
+struct VerbsFabricTest : testing::Test {
+  VerbsFabricTest() { softverbs::run_deterministic(1); }
+  ~VerbsFabricTest() override {
+    a.fabric.reset();
+    b.fabric.reset();
+    softverbs::no_faults();
+    EXPECT_EQ(softverbs::counts().objects, 0u);
+    softverbs::run_threaded();
+  }
+
+  VerbsFabricOptions options_of(Node& node, const char* name) {
+    node.self = {name, 1};
+    VerbsFabricOptions options;
+    options.self = node.self;
+    options.listen = "127.0.0.1:0";
+    options.region = &node.region;
+    options.rails = {{"softverbs0", 1, 0}};
+    options.memory = {{{node.region.base, TestRegion::file_bytes}, -1, 0}};
+    options.max_unit_bytes = 64 << 10;
+    options.bounce_bytes = 1 << 20;
+    options.window_bytes = 256 << 10;
+    options.dial_pause_min = milliseconds(5);
+    options.stall_max = milliseconds(200);
+    options.cancel_wait = milliseconds(50);
+    return options;
+  }
+  std::string start(Node& node, const VerbsFabricOptions& options) {
+    auto made = make_verbs_fabric(loop, options);
+    EXPECT_TRUE(made.ok()) << made.error().message;
+    if (!made) return {};
+    const std::string endpoint = (*made)->endpoint();
+    node.fabric = *std::move(made);
+    return endpoint;
+  }
+  void start_both() {
+    start_both([](VerbsFabricOptions&) {});
+  }
+  void start_both(const std::function<void(VerbsFabricOptions&)>& change) {
+    VerbsFabricOptions of_a = options_of(a, "di-kvd.a");
+    VerbsFabricOptions of_b = options_of(b, "di-kvd.b");
+    change(of_a);
+    change(of_b);
+    start(a, of_a);
+    const std::string endpoint = start(b, of_b);
+    for (Node* node : {&a, &b}) {
+      node->fabric->set_events(
+          {[this, node, endpoint](const Peer& peer) {
+             node->wanted.push_back(peer);
+             node->fabric->ticket(peer, endpoint, *b.fabric->grant(node->self, false));
+           },
+           [node](OpId op, Code code) { node->done[op].push_back(code); },
+           [node](const Peer& peer, TransferId transfer) { node->concealed.emplace_back(peer, transfer); }});
+    }
+    ASSERT_TRUE(b.fabric->expose(a.self, 1, Access::write, {{0, 1}}).ok());
+    ASSERT_TRUE(b.fabric->expose(a.self, 2, Access::read, {{1, 1}}).ok());
+  }
+  // Everything moves.
+  bool until(const std::function<bool()>& met) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!met()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      const bool stepped = softverbs::step();
+      if (loop.run_ready() == 0 && !stepped) loop.run_until(met, milliseconds(1));
+    }
+    return true;
+  }
+  // No byte moves, but timers run and connections open.
+  bool until_without_device(const std::function<bool()>& met) { return loop.run_until(met, seconds(20)); }
+  void turn() {
+    while (loop.run_ready() > 0) {
+    }
+  }
+  OpId write(ByteView bytes) {
+    const auto op = a.fabric->write(b.self, 1, {{0, 1}, 0, bytes.size()}, bytes, Class::handover);
+    EXPECT_TRUE(op.ok());
+    return *op;
+  }
+  Code finished(OpId op) {
+    EXPECT_TRUE(until([&] { return a.is_done(op); }));
+    return a.code_of(op);
+  }
+  // A connection, so that the next operation is about its bytes.
+  void connect() { ASSERT_EQ(finished(write(Bytes(1, std::byte{1}))), Code::ok); }
+  // The other side's device has the requests and has not begun with the data.
+  void ask_only() {
+    const std::uint64_t begun = softverbs::counts().begun;
+    turn();
+    while (softverbs::counts().begun == begun) ASSERT_TRUE(softverbs::step());
+    turn();
+  }
+
+  loop::Loop loop;
+  Node a;
+  Node b;
+};
+
+TEST_F(VerbsFabricTest, cancelled_memory_is_in_quarantine_until_its_units_are_answered) {
+  start_both();
+  connect();
+  Bytes bytes(64 << 10, std::byte{2});
+  const OpId op = write(bytes);
+  ask_only();
+  a.fabric->cancel(op);
+  turn();
+  EXPECT_FALSE(a.is_done(op)) << "the other side may still read from it";
+  EXPECT_EQ(finished(op), Code::cancelled);
+  EXPECT_EQ(a.fabric->counters().ops_cancelled, 1u);
+  EXPECT_EQ(b.region.slot(0)[65535], std::byte{2}) << "it was, and this is why";
+}
+
+TEST_F(VerbsFabricTest, peer_that_does_not_answer_a_cancel_loses_its_connection) {
+  start_both();
+  connect();
+  Bytes into(64 << 10, std::byte{3});
+  std::fill(b.region.slot(1).begin(), b.region.slot(1).end(), std::byte{9});
+  const auto op = a.fabric->read(b.self, 2, {{1, 1}, 0, into.size()}, into, Class::fetch);
+  ASSERT_TRUE(op.ok());
+  ask_only();
+  a.fabric->cancel(*op);
+  ASSERT_TRUE(until_without_device([&] { return a.is_done(*op); }));
+  EXPECT_EQ(a.code_of(*op), Code::cancelled);
+  EXPECT_EQ(a.fabric->gauges().connections, 0u);
+  // What the other side's device had in its queue comes to nothing.
+  softverbs::run_all();
+  turn();
+  EXPECT_EQ(std::count(into.begin(), into.end(), std::byte{3}), static_cast<std::ptrdiff_t>(into.size()));
+  EXPECT_EQ(finished(write(Bytes(1, std::byte{1}))), Code::ok) << "the next connects anew";
+}
+
+TEST_F(VerbsFabricTest, concealed_waits_for_the_device) {
+  start_both();
+  connect();
+  const Bytes bytes(64 << 10, std::byte{2});
+  const OpId op = write(bytes);
+  ask_only();
+  b.fabric->conceal(a.self, 1);
+  turn();
+  EXPECT_TRUE(b.concealed.empty()) << "a READ into the slot is under way";
+  EXPECT_EQ(finished(op), Code::ok);
+  ASSERT_TRUE(until([&] { return b.concealed.size() == 1; }));
+  std::fill(b.region.slot(0).begin(), b.region.slot(0).end(), std::byte{0});
+  EXPECT_EQ(finished(write(bytes)), Code::not_found);
+  EXPECT_EQ(b.fabric->counters().refused_late, 1u);
+  EXPECT_EQ(b.region.slot(0)[0], std::byte{0});
+}
+
+TEST_F(VerbsFabricTest, device_that_never_ends_an_access_is_reset_before_the_slot_is_free) {
+  start_both();
+  connect();
+  const Bytes bytes(64 << 10, std::byte{2});
+  write(bytes);
+  ask_only();
+  b.fabric->conceal(a.self, 1);
+  ASSERT_TRUE(until_without_device([&] { return b.concealed.size() == 1; }));
+  std::fill(b.region.slot(0).begin(), b.region.slot(0).end(), std::byte{0});
+  softverbs::run_all();
+  EXPECT_EQ(std::count(b.region.slot(0).begin(), b.region.slot(0).end(), std::byte{0}),
+            static_cast<std::ptrdiff_t>(test_slot_bytes));
+}
+
+TEST_F(VerbsFabricTest, failed_request_ends_what_had_begun_and_the_next_connects_anew) {
+  for (std::uint64_t nth = 1; nth <= 3; ++nth) {  // the request, the data, the answer
+    SCOPED_TRACE(nth);
+    start_both();
+    connect();
+    const std::uint64_t dials = a.fabric->counters().dials;
+    softverbs::fail_nth(nth, retry_exceeded);
+    EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::unreachable);
+    EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::ok);
+    EXPECT_EQ(a.fabric->counters().dials, dials + 1);
+    EXPECT_EQ(a.fabric->gauges().ops, 0u);
+    a.fabric.reset();
+    b.fabric.reset();
+    a.done.clear();
+  }
+}
+
+TEST_F(VerbsFabricTest, lost_completion_ends_as_a_stall) {
+  start_both();
+  connect();
+  softverbs::lose_completion_nth(2);  // of the data: no answer ever comes
+  EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::unreachable);
+  EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::ok);
+}
+
+TEST_F(VerbsFabricTest, operation_that_is_not_done_in_time_ends_as_timeout) {
+  start_both([](VerbsFabricOptions& options) {
+    options.op_wait = milliseconds(60);
+    options.stall_max = seconds(10);
+  });
+  connect();
+  const Bytes bytes(64 << 10, std::byte{2});
+  const OpId op = write(bytes);
+  ask_only();
+  ASSERT_TRUE(until_without_device([&] { return a.is_done(op); }));
+  EXPECT_EQ(a.code_of(op), Code::timeout);
+}
+
+TEST_F(VerbsFabricTest, registered_memory_of_the_asker_goes_without_a_copy) {
+  start_both([](VerbsFabricOptions& options) { options.bounce_bytes = options.max_unit_bytes; });
+  connect();
+  // One unit would have to wait for another if they were copied: a window of four is asked for at once.
+  const MutableByteView own = a.region.slot(3).first(256 << 10);
+  std::fill(own.begin(), own.end(), std::byte{4});
+  const OpId op = write(own);
+  turn();
+  const std::uint64_t before = softverbs::counts().begun;
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(softverbs::step());
+  EXPECT_EQ(softverbs::counts().begun, before + 4);
+  EXPECT_EQ(finished(op), Code::ok);
+  EXPECT_TRUE(std::equal(own.begin(), own.end(), b.region.slot(0).begin()));
+  const auto read = a.fabric->read(b.self, 2, {{1, 1}, 0, own.size()}, own, Class::fetch);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(finished(*read), Code::ok);
+  EXPECT_EQ(own[0], std::byte{0});
+}
+
+TEST_F(VerbsFabricTest, memory_that_is_not_registered_waits_for_room_to_copy) {
+  start_both([](VerbsFabricOptions& options) { options.bounce_bytes = options.max_unit_bytes; });
+  const Bytes bytes(1 << 20, std::byte{5});
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), b.region.slot(0).begin()));
+}
+
+TEST_F(VerbsFabricTest, slot_that_is_not_registered_is_not_reached) {
+  start_both([&](VerbsFabricOptions& options) {
+    if (options.self.instance == "di-kvd.b") options.memory.clear();
+  });
+  EXPECT_EQ(finished(write(Bytes(8, std::byte{1}))), Code::io);
+}
+
+TEST_F(VerbsFabricTest, what_is_sealed_is_refused_by_both_sides) {
+  start_both();
+  EXPECT_EQ(b.fabric->grant(a.self, true).error().code, Code::unsupported);
+  Ticket sealed;
+  sealed.seal = true;
+  a.fabric->set_events({[&](const Peer& peer) { a.fabric->ticket(peer, "tcp://127.0.0.1:1", sealed); },
+                        [&](OpId op, Code code) { a.done[op].push_back(code); },
+                        {}});
+  EXPECT_EQ(finished(write(Bytes(8, std::byte{1}))), Code::unreachable);
+  EXPECT_EQ(a.fabric->counters().dials_failed, 1u);
+}
+
+TEST_F(VerbsFabricTest, fewer_rails_on_one_side_are_all_that_is_used) {
+  start_both([](VerbsFabricOptions& options) {
+    if (options.self.instance == "di-kvd.a") options.rails.push_back({"softverbs1", 1, 0});
+  });
+  const Bytes bytes(1 << 20, std::byte{5});
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), b.region.slot(0).begin()));
+}
+
+TEST_F(VerbsFabricTest, rails_that_are_not_there_are_named) {
+  VerbsFabricOptions options = options_of(a, "di-kvd.a");
+  options.rails = {{"mlx5_0", 1, 0}};
+  const auto none = make_verbs_fabric(loop, options);
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code, Code::not_found);
+  EXPECT_EQ(none.error().message, "verbs: no device mlx5_0; there are: softverbs0 softverbs1");
+  options.rails = {{"softverbs0", 2, 0}};
+  EXPECT_EQ(make_verbs_fabric(loop, options).error().code, Code::not_found);
+  options.rails = {{"softverbs0", 1, 5}};
+  EXPECT_EQ(make_verbs_fabric(loop, options).error().code, Code::not_found);
+  softverbs::set_port(0, false);
+  options.rails = {{"softverbs0", 1, 0}};
+  EXPECT_EQ(make_verbs_fabric(loop, options).error().code, Code::io);
+  options.rails = {{"", 1, 0}};
+  EXPECT_TRUE(make_verbs_fabric(loop, options).ok()) << "the one whose port is up";
+  softverbs::set_port(0, true);
+  options.rails.clear();
+  EXPECT_EQ(make_verbs_fabric(loop, options).error().code, Code::invalid);
+}
+
+}  // namespace
+}  // namespace di::transfer
