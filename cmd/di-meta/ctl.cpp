@@ -44,11 +44,12 @@ void show_kv(const Service& service, daemon::Reply& reply) {
     daemon::Row row;
     row.text("place", place.instance)
         .text("tier", place.store ? "store" : "arena")
-        .text("state", place.up ? "up" : "away")
+        .text("state", place.leaves ? "leaves" : place.up ? "up" : "away")
         .boolean("complete", place.complete)
         .number("pages", place.pages)
         .number("blocks", place.blocks)
         .number("bytes", place.bytes)
+        .number("bytes_total", place.bytes_total)
         .number("free_pending_bytes", place.free_pending_bytes);
     reply.row(row);
   }
@@ -76,6 +77,8 @@ void Control::Listing::go_on() {
     row.number("page", page.page)
         .text("stores", join(page.stores))
         .boolean("readable", page.readable)
+        .number("columns", page.columns)
+        .number("columns_stored", page.columns_stored)
         .number("blocks", page.blocks)
         .number("bytes", page.bytes)
         .text("first_key", page.first.text())

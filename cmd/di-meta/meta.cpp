@@ -8,16 +8,44 @@ void params(config::Params& params, Config& config) {
   daemon::common_params(params, config.common, "di-meta");
   params.string(
       "meta.catalogue", config.catalogue,
-      {.path = true, .help = "SQLite file with generations and the namespace secret; empty: RUNDIR/INSTANCE.catalogue"});
-  params.integer("meta.blocks_max", config.blocks_max,
-                 {.def = 4 << 20,
-                  .min = 1024,
-                  .max = 1 << 30,
-                  .unit = "blocks",
-                  .help = "blocks in the directory, about 200 bytes of memory each"});
+      {.path = true,
+       .help = "SQLite file with generations and the namespace secret; empty: RUNDIR/INSTANCE.catalogue"});
+  params.integer(
+      "meta.blocks_max", config.blocks_max,
+      {.def = 4 << 20,
+       .min = 1024,
+       .max = 1 << 30,
+       .unit = "blocks",
+       .help = "places of blocks in the directory, about 64 bytes of memory each; a block in an arena"
+               " and in the store is two"});
   params.duration(
       "kv.ttl", config.kv_ttl,
       {.help = "a stored page that no request used for so long is dropped; 0s: when room is needed"});
+  params.string("store.geometry", config.geometry,
+                {.def = "1+0",
+                 .check = [](const std::string& text) -> Status {
+                   const auto geometry = directory::Geometry::parse(text);
+                   if (!geometry) return geometry.error();
+                   return {};
+                 },
+                 .help = "data and parity columns of new stripes: 10+2, 2+1, 1+0, ..."});
+  params.boolean(
+      "store.lab", config.lab,
+      {.help = "several columns of a stripe may share a node when there are fewer nodes than columns"});
+  using directory::RepairPolicy;
+  params.choice<RepairPolicy>(
+      "store.repair", config.repair,
+      {{RepairPolicy::off, "off"}, {RepairPolicy::hot, "hot"}, {RepairPolicy::all, "all"}},
+      {.def = RepairPolicy::all,
+       .help = "stripes with lost columns that are made whole; hot: used within the hour"});
+  params.integer("store.repair_bytes_per_s", config.repair_bytes_per_s,
+                 {.def = 125'000'000,
+                  .max = 1'000'000'000'000,
+                  .unit = "bytes/s",
+                  .help = "what repairs may read and write; a tenth of a 10 Gbit/s link; 0: no repair"});
+  params.duration("store.repair_after", config.repair_after,
+                  {.def = seconds(300),
+                   .help = "a store may be away for so long before its columns are made anew elsewhere"});
 }
 
 Status Meta::on_prepare(daemon::Daemon& daemon) {
@@ -34,6 +62,12 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   Service::Options options;
   options.index.blocks_max = config_.blocks_max;
   options.index.stripe_ttl = config_.kv_ttl;
+  auto geometry = directory::Geometry::parse(config_.geometry);
+  if (!geometry) return geometry.error();
+  options.index.placement = {*geometry, config_.lab};
+  options.index.repair = config_.repair;
+  options.index.repair_after = config_.repair_after;
+  options.index.repairs.bytes_per_s = config_.repair_bytes_per_s;
   auto service = Service::create(daemon.loop(), daemon.endpoint(), *catalogue_, options);
   if (!service) return service.error();
   service_ = *std::move(service);
@@ -69,7 +103,9 @@ void Meta::on_dump() {
             {"stripes", index.stripes()},
             {"leases", index.leases()},
             {"open_puts", index.open_puts()},
-            {"pending_frees", index.pending_frees()}});
+            {"pending_frees", index.pending_frees()},
+            {"repairs_waiting", index.repair_queue().waiting()},
+            {"repairs_running", index.repair_queue().running()}});
 }
 
 void Meta::register_metrics(daemon::Metrics& metrics) {
@@ -91,6 +127,7 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   const std::string_view puts = "Outcomes of puts to the store";
   counter("di_meta_puts_total", puts, c.puts_opened, {{"outcome", "opened"}});
   counter("di_meta_puts_total", puts, c.puts_committed, {{"outcome", "committed"}});
+  counter("di_meta_puts_total", puts, c.puts_degraded, {{"outcome", "degraded"}});
   counter("di_meta_puts_total", puts, c.puts_exist, {{"outcome", "exists"}});
   counter("di_meta_puts_total", puts, c.puts_busy, {{"outcome", "busy"}});
   counter("di_meta_puts_total", puts, c.puts_invalid, {{"outcome", "invalid"}});
@@ -102,6 +139,8 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   const std::string_view stripes = "What happened to stripes of the store";
   counter("di_meta_stripes_total", stripes, c.stripes_adopted, {{"event", "adopted"}});
   counter("di_meta_stripes_total", stripes, c.stripes_missing, {{"event", "missing"}});
+  counter("di_meta_stripes_total", stripes, c.stripes_incomplete, {{"event", "incomplete"}});
+  counter("di_meta_stripes_total", stripes, c.stripes_lost, {{"event", "lost"}});
   counter("di_meta_stripes_total", stripes, c.stripes_evicted, {{"event", "evicted"}});
   counter("di_meta_stripes_total", stripes, c.stripes_expired, {{"event", "expired"}});
   counter("di_meta_stripes_total", stripes, c.stripes_freed, {{"event", "freed"}});
@@ -110,11 +149,18 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_read_failed_total", failed, c.columns_not_found, {{"code", "not_found"}});
   counter("di_meta_read_failed_total", failed, c.columns_io, {{"code", "io"}});
   counter("di_meta_inventory_refused_total", "Inventory parts out of order or stale", c.inventory_refused);
-  counter("di_meta_arena_deltas_total", "Arena reports taken", c.arena_deltas);
-  counter("di_meta_arena_gaps_total", "Gaps in arena reports", c.arena_gaps);
-  counter("di_meta_arena_refused_total", "Arena pages malformed or above the bound", c.arena_refused);
-  counter("di_meta_key_collisions_total", "Keys equal in their first 16 bytes only", c.key_collisions);
-  counter("di_meta_blocks_refused_total", "Blocks above meta.blocks_max", c.blocks_refused);
+  counter("di_meta_columns_duplicate_total", "Second copies of columns that inventories showed",
+          c.columns_duplicate);
+  const std::string_view repairs = "What became of repairs";
+  counter("di_meta_repairs_total", repairs, c.repairs_started, {{"event", "started"}});
+  counter("di_meta_repairs_total", repairs, c.repairs_failed, {{"event", "failed"}});
+  counter("di_meta_repairs_total", repairs, c.repairs_unneeded, {{"event", "unneeded"}});
+  counter("di_meta_columns_repaired_total", "Columns made anew", c.columns_repaired);
+  const directory::Arenas::Counters& a = index.arena_counters();
+  counter("di_meta_arena_deltas_total", "Arena reports taken", a.deltas);
+  counter("di_meta_arena_gaps_total", "Gaps in arena reports", a.gaps);
+  counter("di_meta_arena_refused_total", "Arena pages malformed or above the bound", a.refused);
+  counter("di_meta_blocks_refused_total", "Places of blocks above meta.blocks_max", c.blocks_refused);
   const Service::Counters& s = service_->counters();
   counter("di_meta_registrations_total", "Registrations taken", s.registrations);
   counter("di_meta_registrations_refused_total", "Registrations refused", s.refused);
@@ -128,6 +174,10 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   // Not among the held: a lapsed put keeps its slot for put_grace, and nobody waits for that.
   metrics.gauge_from("di_meta_pending_frees", "Stripes that are out of the directory and not yet freed",
                      [&index] { return static_cast<std::int64_t>(index.pending_frees()); });
+  metrics.gauge_from("di_meta_repairs_waiting", "Stripes that wait for repair",
+                     [&index] { return static_cast<std::int64_t>(index.repair_queue().waiting()); });
+  metrics.held_from("repairs",
+                    [&index] { return static_cast<std::int64_t>(index.repair_queue().running()); });
   metrics.held_from("leases", [&index] { return static_cast<std::int64_t>(index.leases()); });
   metrics.held_from("open_puts", [&index] { return static_cast<std::int64_t>(index.open_puts()); });
 }

@@ -19,6 +19,11 @@ struct Config {
   std::string catalogue;
   std::uint32_t blocks_max = 0;
   Duration kv_ttl{0};
+  std::string geometry;
+  bool lab = false;
+  directory::RepairPolicy repair = directory::RepairPolicy::all;
+  std::uint64_t repair_bytes_per_s = 0;
+  Duration repair_after{0};
 };
 void params(config::Params& params, Config& config);
 

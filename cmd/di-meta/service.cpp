@@ -158,6 +158,29 @@ void Service::set_handlers() {
     }
     answer(in, *ack);
   });
+  endpoint_.on<wire::meta_volumes>([this, now](const Incoming& in, const wire::meta_volumes& message) {
+    const auto from = holder(in);
+    if (!from) return;
+    for (const wire::VolumeState& volume : message.volumes) {
+      if (volume.state == 0) continue;
+      log_warn("meta", "volume not in service",
+               {{"store", from->instance},
+                {"volume", volume.volume},
+                {"state", volume.state == directory::volume_failed ? "failed" : "slow"}});
+    }
+    index_.volumes(*from, message, now());
+  });
+  endpoint_.on<wire::meta_repaired>([this, now](const Incoming& in, const wire::meta_repaired& message) {
+    const auto from = holder(in);
+    if (!from) return;
+    if (message.code != 0) {
+      log_warn("meta", "repair failed",
+               {{"stripe", message.stripe},
+                {"code", code_name(static_cast<Code>(message.code))},
+                {"host", from->instance}});
+    }
+    index_.repaired(*from, message, now());
+  });
   endpoint_.on<wire::meta_read_failed>(
       [this, now](const Incoming& in, const wire::meta_read_failed& message) {
         const auto from = holder(in);
@@ -231,7 +254,7 @@ void Service::peer_up(const net::Member& member) {
   bool room = true;
   if (is_host(*present)) room = index_.host_up(holder);
   if (is_store(*present)) {
-    room = index_.store_up(holder, now);
+    room = index_.store_up(holder, now, {present->host, present->rack, present->zone});
     index_.store_draining(holder, present->state != 0);
   }
   if (!room) log_warn("meta", "too many di-kvds", {{"instance", holder.instance}});
@@ -279,14 +302,24 @@ void Service::tick() {
 }
 
 void Service::step_index() {
-  const auto frees = index_.step(loop_.monotonic_now());
-  if (frees.empty()) return;
-  std::map<std::string, net::PeerId> ids;
-  for (const net::Member* peer : endpoint_.peers_up()) ids.emplace(peer->instance, peer->id);
+  const Instant now = loop_.monotonic_now();
+  const auto frees = index_.step(now);
+  const auto repairs = index_.repairs(now);
+  if (frees.empty() && repairs.empty()) return;
+  std::map<std::string, const net::Member*> peers;
+  for (const net::Member* peer : endpoint_.peers_up()) peers.emplace(peer->instance, peer);
   for (const directory::Index::Free& free : frees) {
-    const auto id = ids.find(free.store);
+    const auto peer = peers.find(free.store);
     // One that is just going is asked for its inventory when it returns.
-    if (id != ids.end()) static_cast<void>(endpoint_.send(id->second, free.message));
+    if (peer != peers.end()) static_cast<void>(endpoint_.send(peer->second->id, free.message));
+  }
+  for (const directory::Index::Repair& repair : repairs) {
+    const auto peer = peers.find(repair.host.instance);
+    if (peer != peers.end() && endpoint_.send(peer->second->id, repair.message)) continue;
+    wire::meta_repaired unsent;
+    unsent.stripe = repair.message.stripe.stripe;
+    unsent.code = static_cast<std::uint16_t>(Code::unreachable);
+    index_.repaired(repair.host, unsent, now);
   }
 }
 

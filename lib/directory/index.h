@@ -1,60 +1,70 @@
-// directory/index.h: which block is where.  The core of di-meta: prefix match, plans, puts, inventory.
+// directory/index.h: which block is where.  The core of di-meta: prefix match, plans, puts, inventory,
+// repair.
 //
-// What it owns: the map from block key to the pages that hold the block; the stripes of the store with
-// their columns; the pages of every attached arena; the open puts; the leases; what is still to be
-// freed on the stores.  Identity is per block, storage per page (path.md section 3): a key belongs to
-// the first committed page that brought it and can be read, readers get whole pages and use
+// What it owns: the map from block key to the pages that hold the block (blocks.h); the stripes of the store
+// with their columns (stripes.h); the pages of every attached arena (arenas.h); where new columns go
+// (placement.h); the open puts (puts.h); the leases (lease.h); what is still to be freed on the stores
+// (frees.h); what is to be repaired (repair.h).  Identity is per block, storage per page (path.md section 3):
+// a key belongs to the first committed page that brought it and can be read, readers get whole pages and use
 // (page, first, count).
 //
 // Life of a stripe:
 //   state      event                                         next
 //   (none)     put_open by a holder                          open, keys refused to other writers
-//   (none)     inventory brings it                           committed (adopted), or freed
-//   open       put_commit by the same holder                 committed, or freed when it brings nothing
-//   open       put_abort, failed column, 30 s, holder lost   (none), freed after a grace
-//   committed  evicted, a column corrupt                     (none), freed when no lease holds it
-//   committed  its store reports an inventory without it     (none)
-// A committed stripe whose store is away stays known and is not offered until the store returns.
-// Freeing is two-phase: out of the map first, then `kv_free` when no lease is left (I3 of
-// spec/store.md).
+//   (none)     inventory brings a column                     committed (adopted), or freed
+//   open       put_commit, at most m columns failed          committed, degraded when some did
+//   open       put_commit that brings nothing, or too little (none), freed
+//   open       put_abort, 30 s, holder lost                  (none), freed after a grace
+//   committed  a column is corrupt, or its store has it not  committed and queued for repair, while enough
+//                                                            distinct columns are left; else (none), freed
+//   committed  evicted                                       (none), freed when no lease holds it
+//   adopted    adopt_grace, and every store that is up has   committed with the columns it has, or freed when
+//              told what it holds                            they are too few
+// A column on a store that is away stays known and is not offered until the store returns; after repair_after
+// it is made anew elsewhere, and so is what lies on a store that the operator drains.  A page can be read
+// when its own columns can, or enough others of its stripe.
 //
-// Pure: time is given (the monotonic clock's), messages go in and answers come out; kv_free messages
-// come from step().  Owner: the directory's thread.  Bounds: Options; lists inside messages by the
-// constants below, beyond which a message is cut or refused.  Nothing iterates a hash map, so equal
-// inputs give equal outputs.
+// Freeing is two-phase: out of the map first, then `kv_free` when no lease is left (I3 of spec/store.md).
+//
+// Pure: time is given (the monotonic clock's), messages go in and answers come out; kv_free messages come
+// from step(), meta_repair from repairs().  Owner: the directory's thread.  Bounds: Options; lists inside
+// messages by the constants below, beyond which a message is cut or refused.  Nothing iterates a hash map, so
+// equal inputs give equal outputs.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/time.h"
+#include "directory/arenas.h"
+#include "directory/blocks.h"
+#include "directory/frees.h"
 #include "directory/lease.h"
+#include "directory/placement.h"
+#include "directory/puts.h"
+#include "directory/repair.h"
+#include "directory/stripes.h"
 #include "wire/ids.h"
 #include "wire/messages.h"
 
 namespace di::directory {
 
-inline constexpr std::uint32_t stripe_data_columns = 1;  // geometry 1+0
-inline constexpr std::uint32_t stripe_parity_columns = 0;
 inline constexpr Duration put_ttl = seconds(30);
 // A store may still be writing a column when the put lapses or its writer dies: the slot is freed this
 // much later, when the write has long ended one way or the other.
 inline constexpr Duration put_grace = seconds(30);
 
 inline constexpr std::size_t match_keys_max = 65536;     // messages.def, meta_match
-inline constexpr std::size_t page_keys_max = 4096;       // far above any layout's page_blocks
-inline constexpr std::size_t page_segments_max = 8;      // kv::groups_max
 inline constexpr std::size_t inventory_part_max = 1024;  // messages.def, meta_inventory
 inline constexpr std::size_t free_batch_max = 4096;      // stripes in one kv_free
-inline constexpr std::uint64_t stripe_id_max = (std::uint64_t{1} << 56) - 1;
+inline constexpr std::size_t volumes_max = 256;          // of one store, in meta_volumes
 
 // The model behind meta_matched.fetch_us: a block costs its bytes at the rate of its best place, and a
 // fetch that touches the store one round trip more.  Order of magnitude of one host (spec/store.md
@@ -68,13 +78,18 @@ inline constexpr std::uint64_t fetch_store_us = 1000;
 inline constexpr std::uint64_t evict_put_multiple = 8;
 inline constexpr std::uint64_t evict_store_part = 25;
 inline constexpr std::size_t evict_stripes_max = 1024;
+// Stripes looked at in one step for what has to be repaired, and the pause before the next.
+inline constexpr std::size_t repair_scan_stripes = 4096;
+inline constexpr Duration repair_scan_pause = milliseconds(10);
 
-class Index {
+enum class RepairPolicy : std::uint8_t { off, hot, all };
+
+class Index final : private BlockMap::Keys {
  public:
   struct Options {
     // Number of this start of di-meta (catalogue): stripe and lease numbers of two starts never meet.
     std::uint64_t run = 1;
-    // Blocks in the map; about 200 bytes each.
+    // Places of blocks in the map; one that is in an arena and in the store counts twice.
     std::size_t blocks_max = std::size_t{4} << 20;
     std::size_t arena_pages_max = std::size_t{1} << 18;  // per host
     std::size_t places_max = 4096;                       // hosts, and stores
@@ -82,6 +97,15 @@ class Index {
     // A stripe that no plan used for so long is dropped; zero: only when room is needed.
     Duration stripe_ttl{0};
     LeaseTable::Options lease{};
+    Placements::Options placement{};
+    // What the inventories bring has so long to become complete.
+    Duration adopt_grace = seconds(60);
+    RepairPolicy repair = RepairPolicy::all;
+    // A store may be away for so long before its columns are made anew elsewhere.
+    Duration repair_after = seconds(300);
+    // `hot`: stripes that were written or planned so recently.
+    Duration repair_hot = seconds(3600);
+    RepairQueue::Options repairs{};
   };
 
   struct Counters {
@@ -98,36 +122,44 @@ class Index {
     std::uint64_t puts_busy = 0;
     std::uint64_t puts_invalid = 0;
     std::uint64_t puts_committed = 0;
+    std::uint64_t puts_degraded = 0;   // of them, with failed columns
     std::uint64_t puts_duplicate = 0;  // committed by another page meanwhile
     std::uint64_t puts_refused = 0;    // commit of a put that lapsed or is another's
     std::uint64_t puts_aborted = 0;
     std::uint64_t puts_lapsed = 0;
     std::uint64_t puts_no_space = 0;
     std::uint64_t stripes_adopted = 0;
-    std::uint64_t stripes_missing = 0;  // known, but not in the inventory of their store
+    std::uint64_t stripes_incomplete = 0;  // adopted, and dropped with too few columns
+    std::uint64_t stripes_missing = 0;     // columns that the inventory of their store does not show
+    std::uint64_t stripes_lost = 0;        // too few columns left
     std::uint64_t stripes_evicted = 0;
     std::uint64_t stripes_expired = 0;  // stripe_ttl
     std::uint64_t stripes_freed = 0;    // named in a kv_free or an inventory answer
+    std::uint64_t columns_duplicate = 0;
     std::uint64_t columns_corrupt = 0;
     std::uint64_t columns_not_found = 0;
     std::uint64_t columns_io = 0;
+    std::uint64_t columns_repaired = 0;
+    std::uint64_t repairs_started = 0;
+    std::uint64_t repairs_failed = 0;
+    std::uint64_t repairs_unneeded = 0;   // the column came back in time
     std::uint64_t inventory_refused = 0;  // parts out of order or from another generation
-    std::uint64_t arena_deltas = 0;
-    std::uint64_t arena_gaps = 0;
-    std::uint64_t arena_refused = 0;   // pages that are malformed or above the bound
-    std::uint64_t key_collisions = 0;  // equal first 16 bytes, different rest
-    std::uint64_t blocks_refused = 0;  // blocks_max
+    std::uint64_t blocks_refused = 0;     // blocks_max
   };
 
   Index(Options options, Instant now);
 
-  // A di-kvd came: its generation was registered.  A store starts with its inventory, a host with a
-  // snapshot.  The same generation again is a re-attachment and starts over too.
+  // A di-kvd came: its generation was registered.  A store starts with its volumes and its inventory, a host
+  // with a snapshot.  The same generation again is a re-attachment and starts over too.
   // False when places_max is reached.
   bool host_up(const Holder& host);
-  bool store_up(const Holder& store, Instant now);
+  bool store_up(const Holder& store, Instant now, const Labels& labels = {});
   // A draining store takes no new columns.
   void store_draining(const Holder& store, bool draining);
+  // The operator takes the store away for good (or does not any more): what it holds is made anew elsewhere.
+  // False when there is no such store.
+  bool store_leaves(const std::string& instance, bool leaves, Instant now);
+  void volumes(const Holder& store, const wire::meta_volumes& message, Instant now);
   // Any instance is lost, whatever it was: its arena is forgotten, its store's data becomes
   // unavailable, its leases end, its open puts lapse.  Another generation than the present one: nothing.
   void lost(const Holder& holder, Instant now);
@@ -142,14 +174,18 @@ class Index {
   void release(const Holder& holder, const wire::meta_release& message);
 
   // True: ask the host for a snapshot (meta_arena_resync).
-  [[nodiscard]] bool arena_delta(const Holder& host, const wire::meta_arena_delta& message);
+  [[nodiscard]] bool arena_delta(const Holder& host, const wire::meta_arena_delta& message) {
+    return arenas_.delta(host, message);
+  }
 
+  // Pages that are known are skipped; the stripe is the run of pages behind them that nobody else writes.
   // Opening twice the same pages by the same holder answers the same stripe.
   [[nodiscard]] wire::meta_put_opened put_open(const Holder& holder, const wire::meta_put_open& message,
                                                Instant now);
   // `ok` also for a stripe that is published already.  `exists`: every key came from elsewhere
-  // meanwhile.  `no_space`: a column failed; room is being made on its store, try again later.
-  // `not_found`: the put lapsed or belongs to somebody else.
+  // meanwhile.  `no_space`: more columns failed than there is parity; room is being made on their stores, try
+  // again later.  `not_found`: the put lapsed or belongs to somebody else.  `invalid`: the code is not that
+  // of the put.
   [[nodiscard]] wire::meta_put_committed put_commit(const Holder& holder,
                                                     const wire::meta_put_commit& message, Instant now);
   void put_abort(const Holder& holder, const wire::meta_put_abort& message, Instant now);
@@ -159,30 +195,44 @@ class Index {
                                                                   const wire::meta_inventory& message,
                                                                   Instant now);
   void read_failed(const wire::meta_read_failed& message, Instant now);
+  void repaired(const Holder& host, const wire::meta_repaired& message, Instant now);
+  // Repairs that waited for room, a pause or the age of a loss are looked at now.
+  void repair_now(Instant now);
 
-  // What became due: leases, open puts, ttl, and stripes to free.
+  // What became due: leases, open puts, ttl, adoptions, and stripes to free.
   struct Free {
     std::string store;
     wire::kv_free message;
   };
   [[nodiscard]] std::vector<Free> step(Instant now);
+  // Repairs to start.
+  struct Repair {
+    Holder host;
+    wire::meta_repair message;
+  };
+  [[nodiscard]] std::vector<Repair> repairs(Instant now);
   [[nodiscard]] Instant next_due() const;
 
   // For gauges and `show kv`.
   [[nodiscard]] const Counters& counters() const { return counters_; }
+  [[nodiscard]] const Arenas::Counters& arena_counters() const { return arenas_.counters(); }
+  [[nodiscard]] const Placements& placements() const { return placements_; }
+  [[nodiscard]] const RepairQueue& repair_queue() const { return repairs_; }
   [[nodiscard]] std::size_t leases() const { return leases_.count(); }
-  [[nodiscard]] std::size_t open_puts() const { return open_due_.size(); }
-  [[nodiscard]] std::size_t stripes() const { return stripes_.size() - open_due_.size(); }
-  [[nodiscard]] std::size_t blocks() const { return entries_.size(); }
-  [[nodiscard]] std::size_t pending_frees() const { return frees_.size(); }
+  [[nodiscard]] std::size_t open_puts() const { return puts_.count(); }
+  [[nodiscard]] std::size_t stripes() const { return stripes_.count(); }
+  [[nodiscard]] std::size_t blocks() const { return blocks_.distinct(); }
+  [[nodiscard]] std::size_t pending_frees() const { return frees_.count(); }
   struct Place {
     std::string instance;
     bool store = false;
     bool up = false;
-    bool complete = false;  // the snapshot or the inventory is in
-    std::uint64_t pages = 0;
+    bool leaves = false;
+    bool complete = false;    // the snapshot or the inventory is in
+    std::uint64_t pages = 0;  // of an arena; columns of a store
     std::uint64_t blocks = 0;
-    std::uint64_t bytes = 0;  // payload; estimated for arenas
+    std::uint64_t bytes = 0;        // payload; estimated for arenas
+    std::uint64_t bytes_total = 0;  // of the volumes in service; 0 when not known
     std::uint64_t free_pending_bytes = 0;
   };
   [[nodiscard]] std::vector<Place> places() const;
@@ -190,6 +240,8 @@ class Index {
     std::uint64_t page = 0;
     std::vector<std::string> stores;
     bool readable = false;
+    std::uint32_t columns = 0;         // of the stripe that can be read
+    std::uint32_t columns_stored = 0;  // of a whole stripe
     Key parent;
     Key first;
     std::uint32_t blocks = 0;
@@ -197,132 +249,117 @@ class Index {
   };
   // At most `count` committed pages with ids above `after`, in order.
   [[nodiscard]] std::vector<PageRow> pages_after(std::uint64_t after, std::size_t count) const;
+  struct Usage {
+    Key fingerprint;
+    std::string geometry;
+    std::uint64_t stripes = 0;
+    std::uint64_t blocks = 0;
+    std::uint64_t page_bytes = 0;
+    std::uint64_t column_bytes = 0;  // on the stores, parity included
+  };
+  // Per layout and geometry.
+  [[nodiscard]] std::vector<Usage> usage() const;
+  // Takes one stripe out, as eviction does.  False when it is not there.
+  bool drop_stripe(std::uint64_t id, Instant now);
 
   // Panics when the structures disagree with each other; slow.
   void test_check() const;
 
  private:
-  using Prefix = std::array<std::byte, 16>;
-  struct PrefixHash {
-    std::size_t operator()(const Prefix& prefix) const noexcept;
-  };
-  struct StoreRef {
-    std::uint64_t page;   // stripe id << 8 | page index
-    std::uint32_t block;  // index in the page
-  };
-  struct ArenaRef {
-    std::uint32_t host;
-    std::uint32_t block;
-    std::uint64_t page;
-  };
-  struct Entry {
-    Prefix rest;                   // the second half of the key, compared on every hit
-    std::vector<StoreRef> stores;  // in the order of commits: the first readable one is the owner
-    std::vector<ArenaRef> arenas;
-  };
-  struct Column {
-    std::uint32_t store;
-    std::uint16_t volume;
-    std::uint16_t column;
-    std::uint64_t seen;  // number of the store's inventory that showed it
-  };
-  struct Stripe {
-    bool open = false;
-    Key fingerprint;
-    std::vector<wire::PutPage> pages;
-    std::vector<Column> columns;
-    Holder opener;            // empty instance when adopted
-    Instant deadline;         // of an open put
-    std::uint64_t order = 0;  // of the last use; key in Store::by_use
-    Instant used_at;
-  };
-  struct Host {
-    std::string instance;
-    std::uint32_t generation = 0;
-    std::uint64_t seq = 0;
-    bool complete = false;  // attached and no gap
-    bool resync_asked = false;
-    std::map<std::uint64_t, wire::ArenaPage> pages;
-    std::uint64_t blocks = 0;
-  };
+  static constexpr std::uint32_t none = StripeTable::none;
+
   struct Store {
     std::string instance;
     std::uint32_t generation = 0;
+    Labels labels;
     bool up = false;
     bool draining = false;
+    bool leaves = false;
     bool complete = false;
-    std::uint64_t inventory = 0;  // counts inventories begun
+    bool gone = false;  // away for repair_after
+    Instant away_since;
+    std::uint32_t inventory = 0;  // counts inventories begun
     std::uint64_t next_part = 0;
-    std::set<std::pair<std::uint64_t, std::uint64_t>> by_use;  // (order, stripe), committed ones
-    std::uint64_t blocks = 0;  // of the pages in by_use whose data column is here
-    std::uint64_t bytes = 0;   // of columns here, open ones included
-    std::uint64_t freeing_bytes = 0;
+    std::map<std::uint16_t, wire::VolumeState> volumes;
+    std::uint64_t columns = 0;  // of committed stripes
+    std::uint64_t blocks = 0;   // of pages whose first column is among them
+    std::uint64_t bytes = 0;    // of columns here, open ones included
   };
-  struct Pending {
-    Instant at;
-    std::uint64_t bytes = 0;
-  };
-  using FreeKey = std::pair<std::uint32_t, std::uint64_t>;  // store, stripe
 
-  static Prefix prefix_of(const Key& key);
-  static Prefix rest_of(const Key& key);
-  [[nodiscard]] const Entry* find(const Key& key);
-  [[nodiscard]] Entry* find_or_add(const Key& key);
-  void drop_if_empty(const Key& key, const Entry& entry);
+  [[nodiscard]] const Key& key_of(BlockRef ref) const override;
+  void add_blocks(std::uint32_t slot);
 
+  [[nodiscard]] Store* store_of(const Holder& holder, std::uint32_t* number = nullptr);
+  void targets_changed(std::uint32_t number);
+  void add_bytes(Target target, std::uint64_t bytes);
+  void remove_bytes(Target target, std::uint64_t bytes);
+  [[nodiscard]] wire::Column wire_column(const StripeColumn& column) const;
+
+  [[nodiscard]] bool can_read(const StripeColumn& column) const;
+  [[nodiscard]] std::uint32_t readable_columns(const Stripe& stripe) const;
   [[nodiscard]] bool page_readable(const Stripe& stripe, std::uint32_t page) const;
-  [[nodiscard]] const StoreRef* readable(const Entry& entry) const;
-  [[nodiscard]] std::uint64_t column_bytes(const Stripe& stripe, std::uint16_t column) const;
-  [[nodiscard]] const wire::PutPage& page_of(const StoreRef& ref) const;
-  [[nodiscard]] std::uint64_t block_bytes(const StoreRef& ref) const;
+  // The place in the store that owns the key; nullopt when none can be read.
+  [[nodiscard]] std::optional<BlockRef> owner(const Key& key) const;
+  [[nodiscard]] bool knows_all(std::span<const Key> keys) const;
+  [[nodiscard]] bool brings_nothing_new(std::span<const wire::PutPage> pages) const;
+  [[nodiscard]] wire::PlannedStripe planned_stripe(const Stripe& stripe) const;
 
-  [[nodiscard]] Store* store_of(const Holder& holder);
-  [[nodiscard]] Host* host_of(const Holder& holder, std::uint32_t* number = nullptr);
-  [[nodiscard]] Store* choose_store();
-
-  void arena_add(std::uint32_t number, Host& host, const wire::ArenaPage& page);
-  void arena_remove(std::uint32_t number, Host& host, std::uint64_t page);
-  void arena_clear(std::uint32_t number, Host& host);
-
-  void publish(std::uint64_t id, Stripe& stripe, Instant now);
-  void touch(std::uint64_t id, Stripe& stripe, Instant now);
-  // A committed stripe enters or leaves a store's order of use.
-  void enlist(std::uint64_t id, const Stripe& stripe, const Column& column);
-  void delist(std::uint64_t id, const Stripe& stripe, const Column& column);
+  // Makes the stripe committed; its columns are added after this.
+  std::uint32_t publish(Stripe stripe, Instant now);
+  void column_add(std::uint32_t slot, const StripeColumn& column);
+  void column_remove(std::uint32_t slot, std::uint32_t column);
+  void abandon(const OpenPut& put, std::span<const std::uint32_t> failed, Instant free_at);
   // Takes the stripe out of every map; frees its columns on their stores at `free_at`.
-  void drop(std::uint64_t id, Instant free_at);
-  // The column is not there any more; the stripe goes when it cannot be read without it.
-  void lose_column(std::uint64_t id, std::uint32_t store);
-  void schedule_free(std::uint32_t store, std::uint64_t stripe, std::uint64_t bytes, Instant at);
-  // True: the node may free it at once; otherwise it was scheduled.
-  bool free_from_inventory(std::uint32_t store, std::uint64_t stripe, Instant now);
-  void evict(std::uint32_t store_number, std::uint64_t put_bytes, Instant now);
-  [[nodiscard]] std::uint64_t leaf_under(std::uint64_t id) const;
+  void drop(std::uint32_t slot, Instant free_at);
+  // The column is not there any more; the stripe goes when too few are left.
+  void lose_column(std::uint32_t slot, std::uint32_t column, Instant now);
+  // Frees that column, or all that the store has of the stripe when it has no other.
+  void free_column(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
+                   Instant at);
+  [[nodiscard]] bool has_other_column(std::uint32_t store, std::uint64_t stripe, std::uint32_t column) const;
+
+  void evict(std::uint32_t store, std::uint64_t put_bytes, Instant now);
+  void evict_blocks(std::size_t blocks, Instant now);
+  void evict_above_mark(const Stripe& stripe, Instant now);
+  [[nodiscard]] std::uint32_t leaf_under(std::uint32_t slot) const;
+  void expire(Instant now);
+
   // True when the shard may be freed.
-  [[nodiscard]] bool adopt(std::uint32_t number, Store& store, const wire::ShardRecord& shard, Instant now);
-  [[nodiscard]] bool brings_nothing_new(const std::vector<wire::PutPage>& pages);
+  [[nodiscard]] bool adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant now);
+  void settle_adoptions(Instant now);
+
+  [[nodiscard]] bool is_lost(const StripeColumn& column) const;
+  [[nodiscard]] std::vector<std::uint16_t> lost_columns(const Stripe& stripe) const;
+  void consider_repair(std::uint32_t slot, Instant now);
+  void scan_for_repairs(Instant now);
+  [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
+  void end_repair(std::uint64_t id, std::span<const std::uint32_t> written, Instant now);
 
   Options options_;
   Counters counters_;
   LeaseTable leases_;
   Instant frees_safe_at_;  // holders of leases of an earlier run have given up by then
   std::uint64_t next_stripe_;
-  std::uint64_t next_order_ = 1;
+  std::uint64_t next_published_ = 1;
   std::uint64_t block_bytes_ = 0;
 
-  std::unordered_map<Prefix, Entry, PrefixHash> entries_;  // never iterated
-  std::map<std::uint64_t, Stripe> stripes_;
-  std::set<std::pair<Key, std::uint64_t>> children_;  // (parent key, committed stripe below it)
-  std::map<Key, std::uint64_t> open_keys_;            // keys of open puts
-  std::set<std::pair<Instant, std::uint64_t>> open_due_;
-  std::map<FreeKey, Pending> frees_;
-  std::set<std::pair<Instant, FreeKey>> frees_due_;  // of stores that are up
+  StripeTable stripes_;
+  BlockMap blocks_;
+  Arenas arenas_;
+  Placements placements_;
+  OpenPuts puts_;
+  Frees frees_;
+  RepairQueue repairs_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> children_;  // (first bytes of the parent's key, stripe)
+  std::set<std::pair<Instant, std::uint64_t>> adopting_;        // stripes that miss columns
+  std::map<std::uint64_t, Instant> adopting_since_;
+  std::uint64_t scan_after_ = 0;  // stripe id
+  Instant scan_at_ = instant_never;
+  std::size_t next_repair_host_ = 0;
+  bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over
 
-  std::map<std::uint32_t, Host> hosts_;
-  std::map<std::uint32_t, Store> stores_;
-  std::map<std::string, std::uint32_t> host_numbers_;
+  std::deque<Store> stores_;  // by number
   std::map<std::string, std::uint32_t> store_numbers_;
-  std::uint32_t next_place_ = 1;
 };
 
 }  // namespace di::directory

@@ -23,6 +23,12 @@ Share share_of(std::uint64_t segment_bytes, std::uint32_t part, std::uint32_t pa
 
 }  // namespace
 
+std::uint32_t stripe_parts(std::uint32_t data_columns, std::uint32_t pages, std::uint64_t shortest_page_bytes) {
+  DI_ASSERT(pages > 0 && pages <= data_columns);
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(shortest_page_bytes / part_bytes_min, 1, data_columns / pages));
+}
+
 Result<StripeShape> StripeShape::of(const Layout& layout, std::uint32_t data_columns,
                                     std::uint32_t parity_columns, std::span<const std::uint32_t> page_blocks) {
   if (data_columns == 0 || data_columns > stripe_columns_max ||
@@ -53,8 +59,7 @@ Result<StripeShape> StripeShape::of(const Layout& layout, std::uint32_t data_col
     }
   }
   const std::uint64_t shortest = layout.page_bytes(*std::min_element(page_blocks.begin(), page_blocks.end()));
-  shape.parts_ = static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(shortest / part_bytes_min, 1, data_columns / shape.pages()));
+  shape.parts_ = stripe_parts(data_columns, shape.pages(), shortest);
   for (std::uint32_t group = 0; group < shape.groups_; ++group) {
     for (std::uint32_t column = 0; column < shape.data_stored(); ++column) {
       shape.parity_bytes_[group] = std::max(shape.parity_bytes_[group], shape.segment_bytes(column, group));

@@ -38,6 +38,10 @@ inline constexpr std::uint32_t stripe_pages_max = 10;
 // Below this an I/O costs several times the CPU per byte (spec/store.md 1.3).
 inline constexpr std::uint64_t part_bytes_min = 64 << 10;
 
+// Parts of each page (c) when `pages` pages make a stripe, of which the shortest has so many bytes.
+[[nodiscard]] std::uint32_t stripe_parts(std::uint32_t data_columns, std::uint32_t pages,
+                                         std::uint64_t shortest_page_bytes);
+
 class StripeShape {
  public:
   // Errors: invalid: no data column, more than stripe_columns_max columns, no page, more pages than data

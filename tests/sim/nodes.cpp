@@ -116,6 +116,12 @@ void MetaNode::on_message(const wire::Envelope& message) {
       if (const auto ack = index_.inventory(holder, *message.as<wire::meta_inventory>(), now))
         answer(message, *ack);
       break;
+    case wire::meta_volumes::number:
+      index_.volumes(holder, *message.as<wire::meta_volumes>(), now);
+      break;
+    case wire::meta_repaired::number:
+      index_.repaired(holder, *message.as<wire::meta_repaired>(), now);
+      break;
     case wire::meta_read_failed::number:
       index_.read_failed(*message.as<wire::meta_read_failed>(), now);
       break;
@@ -127,6 +133,9 @@ void MetaNode::on_message(const wire::Envelope& message) {
 void MetaNode::on_time() {
   for (const directory::Index::Free& free : index_.step(world_.now())) {
     world_.send(process_, wire::Envelope::make(free.store, 0, {}, free.message));
+  }
+  for (const directory::Index::Repair& repair : index_.repairs(world_.now())) {
+    world_.send(process_, wire::Envelope::make(repair.host.instance, repair.host.generation, {}, repair.message));
   }
 }
 

@@ -1,0 +1,80 @@
+#include "directory/frees.h"
+
+#include <algorithm>
+
+#include "base/assert.h"
+
+namespace di::directory {
+
+void Frees::schedule(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
+                     Instant at) {
+  const Id id{store, stripe, column};
+  if (!pending_.emplace(id, Pending{at, bytes}).second) return;
+  bytes_[store] += bytes;
+  if (up_.contains(store)) due_.emplace(at, id);
+}
+
+void Frees::store_up(std::uint32_t store, Instant now) {
+  up_.insert(store);
+  for (auto at = pending_.lower_bound({store, 0, 0}); at != pending_.end() && at->first.store == store;
+       ++at) {
+    due_.erase({at->second.at, at->first});
+    at->second.at = std::max(at->second.at, now);
+    due_.emplace(at->second.at, at->first);
+  }
+}
+
+void Frees::store_away(std::uint32_t store) {
+  up_.erase(store);
+  for (auto at = pending_.lower_bound({store, 0, 0}); at != pending_.end() && at->first.store == store;
+       ++at) {
+    due_.erase({at->second.at, at->first});
+  }
+}
+
+std::vector<Frees::Due> Frees::take(const LeaseTable& leases, Instant now) {
+  std::vector<Due> out;
+  while (!due_.empty() && due_.begin()->first <= now) {
+    const Id id = due_.begin()->second;
+    const auto at = pending_.find(id);
+    due_.erase(due_.begin());
+    if (leases.holds(id.stripe)) {
+      at->second.at = std::max(leases.next_due(), now + milliseconds(100));
+      due_.emplace(at->second.at, id);
+      continue;
+    }
+    bytes_.at(id.store) -= at->second.bytes;
+    pending_.erase(at);
+    out.push_back({id.store, id.stripe, id.column});
+  }
+  return out;
+}
+
+bool Frees::pending(std::uint32_t store, std::uint64_t stripe, std::uint32_t column) const {
+  return pending_.contains({store, stripe, column}) || pending_.contains({store, stripe, every_column});
+}
+
+bool Frees::pending(std::uint32_t store, std::uint64_t stripe) const {
+  const auto at = pending_.lower_bound({store, stripe, 0});
+  return at != pending_.end() && at->first.store == store && at->first.stripe == stripe;
+}
+
+std::uint64_t Frees::bytes(std::uint32_t store) const {
+  const auto at = bytes_.find(store);
+  return at == bytes_.end() ? 0 : at->second;
+}
+
+void Frees::test_check() const {
+  std::map<std::uint32_t, std::uint64_t> bytes;
+  std::size_t due = 0;
+  for (const auto& [id, pending] : pending_) {
+    bytes[id.store] += pending.bytes;
+    const bool armed = due_.contains({pending.at, id});
+    DI_ASSERT(armed == up_.contains(id.store));
+    due += armed ? 1 : 0;
+  }
+  DI_ASSERT(due == due_.size());
+  for (const auto& [store, sum] : bytes_) DI_ASSERT(sum == bytes[store]);
+}
+
+}  // namespace di::directory

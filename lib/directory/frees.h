@@ -1,0 +1,65 @@
+// directory/frees.h: slots of stores that nothing in the directory names any more.
+//
+// Freeing is two-phase (I3 of spec/store.md): out of the directory first, then `kv_free` when no lease holds
+// the stripe and the time has come.  What a store that is away has to free waits until it is back.  An entry
+// is one column of a stripe on one store, or all that the store has of it.
+//
+// Pure.  Owner: the directory's thread.  Bound: one entry per column that was in the directory.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/time.h"
+#include "directory/lease.h"
+
+namespace di::directory {
+
+class Frees {
+ public:
+  static constexpr std::uint32_t every_column = UINT32_MAX;
+
+  // A second one for the same column changes nothing.
+  void schedule(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
+                Instant at);
+  void store_up(std::uint32_t store, Instant now);
+  void store_away(std::uint32_t store);
+
+  struct Due {
+    std::uint32_t store = 0;
+    std::uint64_t stripe = 0;
+    std::uint32_t column = 0;
+  };
+  // Takes out what is due and held by no lease.
+  [[nodiscard]] std::vector<Due> take(const LeaseTable& leases, Instant now);
+  [[nodiscard]] Instant next_due() const { return due_.empty() ? instant_never : due_.begin()->first; }
+
+  // Something of the stripe on that store is on its way out: the column, or all of it.
+  [[nodiscard]] bool pending(std::uint32_t store, std::uint64_t stripe, std::uint32_t column) const;
+  [[nodiscard]] bool pending(std::uint32_t store, std::uint64_t stripe) const;
+  [[nodiscard]] std::uint64_t bytes(std::uint32_t store) const;
+  [[nodiscard]] std::size_t count() const { return pending_.size(); }
+
+  void test_check() const;
+
+ private:
+  struct Id {
+    std::uint32_t store;
+    std::uint64_t stripe;
+    std::uint32_t column;
+    friend auto operator<=>(const Id&, const Id&) = default;
+  };
+  struct Pending {
+    Instant at;
+    std::uint64_t bytes = 0;
+  };
+  std::map<Id, Pending> pending_;
+  std::set<std::pair<Instant, Id>> due_;  // of stores that are up
+  std::set<std::uint32_t> up_;
+  std::map<std::uint32_t, std::uint64_t> bytes_;
+};
+
+}  // namespace di::directory

@@ -1,0 +1,367 @@
+// Inventory, failed reads and repair.
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "directory/index.h"
+
+namespace di::directory {
+
+namespace {
+
+constexpr std::uint64_t stripe_of(std::uint64_t page) {
+  return page >> 8;
+}
+
+std::uint16_t wire_code(Code code) {
+  return static_cast<std::uint16_t>(code);
+}
+
+}  // namespace
+
+// ---- Inventory ---------------------------------------------------------------------------------
+
+bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant now) {
+  Store& store = stores_[number];
+  if (shard.stripe == 0 || shard.stripe > stripe_id_max || shard.volume >= volumes_max ||
+      !pages_valid(shard.pages)) {
+    return true;
+  }
+  const auto form = StripeForm::of_code(shard.code, shard.pages);
+  if (!form || !form->is_stored(shard.column)) return true;
+  if (frees_.pending(number, shard.stripe, shard.column)) return false;  // on its way out
+  if (puts_.find(shard.stripe) != nullptr) return false;                 // its writer will say
+  std::uint32_t slot = stripes_.find(shard.stripe);
+  const StripeColumn found{number, shard.volume, shard.column, store.inventory};
+  if (slot == none) {
+    if (brings_nothing_new(shard.pages)) return true;
+    std::size_t keys = 0;
+    for (const wire::PutPage& page : shard.pages) keys += page.keys.size();
+    // Known to nobody, it would be space that never comes back.
+    if (blocks_.entries() + keys > options_.blocks_max) return true;
+    next_stripe_ = std::max(next_stripe_, shard.stripe + 1);
+    slot = publish(Stripe(shard.stripe, shard.fingerprint, shard.pages, *form, shard.code.crcs), now);
+    column_add(slot, found);
+    ++counters_.stripes_adopted;
+    if (form->columns_stored() > 1) {
+      const Instant due = std::max(now + options_.adopt_grace, frees_safe_at_);
+      adopting_.emplace(due, shard.stripe);
+      adopting_since_.emplace(shard.stripe, due);
+    }
+    return false;
+  }
+  Stripe& stripe = stripes_.at(slot);
+  if (!stripe.is(shard.fingerprint, shard.pages, *form)) return true;
+  if (const RepairQueue::Running* running = repairs_.running(shard.stripe)) {
+    // Being written there by a repair: its answer says what it is.
+    const auto aims =
+        std::any_of(running->aims.begin(), running->aims.end(), [&](const RepairQueue::Aim& aim) {
+          return aim.column == shard.column && aim.target.store == number;
+        });
+    if (aims) return false;
+  }
+  const StripeColumn* known = stripe.column(shard.column);
+  if (known != nullptr) {
+    const bool same = known->store == number;
+    const bool shown = known->seen == stores_[known->store].inventory && stores_[known->store].up;
+    if (same && (known->volume == shard.volume || !shown)) {
+      if (known->volume != shard.volume) {
+        column_remove(slot, shard.column);
+        column_add(slot, found);
+      } else {
+        for (StripeColumn& column : stripe.columns()) {
+          if (column.column == shard.column) column.seen = store.inventory;
+        }
+      }
+      return false;
+    }
+    ++counters_.columns_duplicate;
+    // Two of one column count as one.  The one that its store has shown stays.
+    if (same || shown) return true;
+    const StripeColumn other = *known;
+    column_remove(slot, shard.column);
+    column_add(slot, found);
+    free_column(other.store, shard.stripe, other.column, stripe.column_bytes(other.column), now);
+    return false;
+  }
+  column_add(slot, found);
+  if (stripe.columns().size() == stripe.form().columns_stored()) {
+    if (const auto since = adopting_since_.find(shard.stripe); since != adopting_since_.end()) {
+      adopting_.erase({since->second, shard.stripe});
+      adopting_since_.erase(since);
+    }
+    repairs_.drop(shard.stripe);
+  }
+  return false;
+}
+
+std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
+                                                         const wire::meta_inventory& message, Instant now) {
+  std::uint32_t number = 0;
+  Store* store = store_of(holder, &number);
+  if (store == nullptr || message.shards.size() > inventory_part_max ||
+      (message.cursor != 0 && message.cursor != store->next_part)) {
+    ++counters_.inventory_refused;
+    return std::nullopt;
+  }
+  if (message.cursor == 0) {
+    ++store->inventory;
+    store->complete = false;
+  }
+  store->next_part = message.cursor + 1;
+  wire::meta_inventory_ack answer;
+  answer.cursor = message.cursor;
+  for (const wire::ShardRecord& shard : message.shards) {
+    if (!adopt(number, shard, now)) continue;
+    const std::uint32_t slot = stripes_.find(shard.stripe);
+    const StripeColumn* good = slot == none ? nullptr : stripes_.at(slot).column(shard.column);
+    // A free names a column of a stripe, not a volume: with a good one of the same number on this node, the
+    // other stays until the stripe goes.
+    if (good != nullptr && good->store == number) continue;
+    if (has_other_column(number, shard.stripe, shard.column)) {
+      frees_.schedule(number, shard.stripe, shard.column, 0, std::max(now, frees_safe_at_));
+    } else if (now >= frees_safe_at_ && !leases_.holds(shard.stripe)) {
+      ++counters_.stripes_freed;
+      answer.unknown.push_back(shard.stripe);
+    } else {
+      frees_.schedule(number, shard.stripe, Frees::every_column, 0, std::max(now, frees_safe_at_));
+    }
+  }
+  if (message.last) {
+    std::vector<std::pair<std::uint64_t, std::uint16_t>> missing;
+    for (const auto& [id, slot] : stripes_.ids()) {
+      for (const StripeColumn& column : stripes_.at(slot).columns()) {
+        if (column.store == number && column.seen != store->inventory)
+          missing.emplace_back(id, column.column);
+      }
+    }
+    store->complete = true;
+    if (store->volumes.empty()) store->volumes[0] = wire::VolumeState{};
+    for (const auto& [id, column] : missing) {
+      const std::uint32_t slot = stripes_.find(id);
+      if (slot == none) continue;  // went with an earlier column
+      ++counters_.stripes_missing;
+      lose_column(slot, column, now);
+    }
+    targets_changed(number);
+    if (std::exchange(repairs_wait_for_stores_, false)) repair_now(now);
+  }
+  return answer;
+}
+
+void Index::settle_adoptions(Instant now) {
+  while (!adopting_.empty() && adopting_.begin()->first <= now) {
+    const std::uint64_t id = adopting_.begin()->second;
+    const bool told = std::all_of(stores_.begin(), stores_.end(),
+                                  [](const Store& store) { return !store.up || store.complete; });
+    adopting_.erase(adopting_.begin());
+    if (!told) {
+      adopting_since_.at(id) = now + options_.adopt_grace;
+      adopting_.emplace(now + options_.adopt_grace, id);
+      continue;
+    }
+    adopting_since_.erase(id);
+    const std::uint32_t slot = stripes_.find(id);
+    if (stripes_.at(slot).columns().size() >= stripes_.at(slot).form().data_stored()) {
+      consider_repair(slot, now);
+      continue;
+    }
+    ++counters_.stripes_incomplete;
+    drop(slot, now);
+  }
+}
+
+void Index::read_failed(const wire::meta_read_failed& message, Instant now) {
+  const std::uint64_t id = stripe_of(message.page);
+  const std::uint32_t slot = stripes_.find(id);
+  if (slot == none) return;
+  const StripeColumn* found = stripes_.at(slot).column(message.column);
+  if (found == nullptr) return;
+  if (message.code == wire_code(Code::corrupt)) {
+    ++counters_.columns_corrupt;
+  } else if (message.code == wire_code(Code::not_found)) {
+    ++counters_.columns_not_found;
+  } else {
+    ++counters_.columns_io;  // the next read may do better
+    return;
+  }
+  const StripeColumn column = *found;
+  free_column(column.store, id, column.column, stripes_.at(slot).column_bytes(column.column), now);
+  lose_column(slot, column.column, now);
+}
+
+// ---- Repair ------------------------------------------------------------------------------------
+
+// It can still be read, perhaps; it is to be made anew elsewhere.
+bool Index::is_lost(const StripeColumn& column) const {
+  const Store& store = stores_[column.store];
+  if (store.gone || store.leaves) return true;
+  const auto volume = store.volumes.find(column.volume);
+  return volume != store.volumes.end() && volume->second.state == volume_failed;
+}
+
+std::vector<std::uint16_t> Index::lost_columns(const Stripe& stripe) const {
+  std::vector<std::uint16_t> out;
+  for (std::uint32_t i = 0; i < stripe.form().columns_stored(); ++i) {
+    const std::uint16_t number = stripe.form().stored_column(i);
+    const StripeColumn* column = stripe.column(number);
+    if (column == nullptr || is_lost(*column)) out.push_back(number);
+  }
+  return out;
+}
+
+void Index::consider_repair(std::uint32_t slot, Instant now) {
+  if (options_.repair == RepairPolicy::off) return;
+  const Stripe& stripe = stripes_.at(slot);
+  const std::uint32_t readable = readable_columns(stripe);
+  const bool hot = stripe.used_at + options_.repair_hot > now;
+  const bool wanted = !adopting_since_.contains(stripe.id()) && !lost_columns(stripe).empty() &&
+                      (hot || options_.repair == RepairPolicy::all);
+  if (wanted && readable < stripe.form().data_stored()) repairs_wait_for_stores_ = true;
+  if (!wanted || readable < stripe.form().data_stored()) return repairs_.drop(stripe.id());
+  if (repairs_.want(stripe.id(), {readable - stripe.form().data_stored(), !hot})) return;
+  // The queue is full: the scan comes here again.
+  scan_at_ = std::min(scan_at_, now + seconds(1));
+  scan_after_ = std::min(scan_after_, stripe.id() - 1);
+}
+
+void Index::repair_now(Instant now) {
+  repairs_.hurry();
+  scan_after_ = 0;
+  scan_at_ = now;
+}
+
+void Index::scan_for_repairs(Instant now) {
+  auto at = stripes_.ids().upper_bound(scan_after_);
+  for (std::size_t i = 0; i < repair_scan_stripes && at != stripes_.ids().end(); ++i, ++at) {
+    if (repairs_.full()) {
+      scan_at_ = now + seconds(1);
+      return;
+    }
+    scan_after_ = at->first;
+    consider_repair(at->second, now);
+  }
+  scan_at_ = at == stripes_.ids().end() ? instant_never : now + repair_scan_pause;
+}
+
+std::vector<Index::Repair> Index::repairs(Instant now) {
+  std::vector<Repair> out;
+  while (const auto id = repairs_.next(now)) {
+    if (auto repair = start_repair(*id, now)) out.push_back(*std::move(repair));
+  }
+  return out;
+}
+
+std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) {
+  const std::uint32_t slot = stripes_.find(id);
+  DI_ASSERT(slot != none);
+  const Stripe& stripe = stripes_.at(slot);
+  const std::vector<std::uint16_t> lost = lost_columns(stripe);
+  const std::uint32_t readable = readable_columns(stripe);
+  if (lost.empty() || readable < stripe.form().data_stored()) {
+    if (lost.empty()) {
+      ++counters_.repairs_unneeded;
+    } else {
+      repairs_wait_for_stores_ = true;
+    }
+    repairs_.drop(id);
+    return std::nullopt;
+  }
+  const auto& hosts = arenas_.numbers();
+  if (hosts.empty()) {
+    repairs_.put_off(id, now);
+    return std::nullopt;
+  }
+  // Beside the columns that stay; not where something of this stripe is still to be freed.
+  std::vector<Target> others;
+  for (const StripeColumn& column : stripe.columns()) {
+    if (!is_lost(column)) others.push_back({column.store, column.volume});
+  }
+  std::vector<Target> not_these;
+  for (std::uint32_t number = 0; number < stores_.size(); ++number) {
+    if (!frees_.pending(number, id)) continue;
+    for (const auto& [volume, state] : stores_[number].volumes) not_these.push_back({number, volume});
+  }
+  RepairQueue::Running running;
+  std::uint64_t bytes = 0;
+  for (const std::uint16_t column : lost) {
+    const auto target = placements_.substitute(others, not_these);
+    if (!target) break;
+    others.push_back(*target);
+    running.aims.push_back({column, *target, stripe.column_bytes(column)});
+    bytes += running.aims.back().bytes;
+  }
+  if (running.aims.empty()) {
+    repairs_.put_off(id, now);
+    return std::nullopt;
+  }
+  std::uint64_t longest = 0;
+  for (const StripeColumn& column : stripe.columns())
+    longest = std::max(longest, stripe.column_bytes(column.column));
+  bytes += longest * stripe.form().data_stored();
+
+  const auto host = std::next(hosts.begin(), static_cast<std::ptrdiff_t>(next_repair_host_++ % hosts.size()));
+  running.host = {host->first, arenas_.host(host->second).generation};
+  running.lease = leases_.take(running.host, RequestId{}, {id}, now);
+  if (running.lease == 0) {
+    repairs_.put_off(id, now);
+    return std::nullopt;
+  }
+  Repair out;
+  out.host = running.host;
+  out.message.lease = running.lease;
+  out.message.ttl_ms = static_cast<std::uint32_t>(to_ms(leases_.ttl()));
+  out.message.fingerprint = stripe.fingerprint();
+  out.message.pages = stripe.put_pages();
+  out.message.stripe = planned_stripe(stripe);
+  for (const RepairQueue::Aim& aim : running.aims) {
+    add_bytes(aim.target, aim.bytes);
+    out.message.targets.push_back({stores_[aim.target.store].instance, aim.target.volume, aim.column});
+  }
+  ++counters_.repairs_started;
+  repairs_.start(id, std::move(running), bytes, now);
+  return out;
+}
+
+void Index::repaired(const Holder& host, const wire::meta_repaired& message, Instant now) {
+  const RepairQueue::Running* running = repairs_.running(message.stripe);
+  if (running == nullptr || running->host != host) return;
+  end_repair(message.stripe, message.written, now);
+}
+
+void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written, Instant now) {
+  const std::uint32_t slot = stripes_.find(id);
+  const auto is_written = [&](std::uint32_t column) {
+    return std::find(written.begin(), written.end(), column) != written.end();
+  };
+  const auto& aims = repairs_.running(id)->aims;
+  const bool all = std::all_of(aims.begin(), aims.end(),
+                               [&](const RepairQueue::Aim& aim) { return is_written(aim.column); });
+  const RepairQueue::Running ended = repairs_.finish(id, slot != none && !all, now);
+  leases_.release(ended.host, ended.lease);
+  if (!all) ++counters_.repairs_failed;
+  for (const RepairQueue::Aim& aim : ended.aims) {
+    remove_bytes(aim.target, aim.bytes);
+    if (slot == none || !is_written(aim.column)) {
+      // Whatever came of it; it may still be being written.
+      free_column(aim.target.store, id, aim.column, aim.bytes,
+                  now + (is_written(aim.column) ? Duration{0} : put_grace));
+      continue;
+    }
+    const StripeColumn* known = stripes_.at(slot).column(aim.column);
+    if (known != nullptr) {
+      const StripeColumn old = *known;
+      if (!is_lost(old)) {  // it came back in the meantime, and one is enough
+        free_column(aim.target.store, id, aim.column, aim.bytes, now);
+        continue;
+      }
+      column_remove(slot, aim.column);
+      free_column(old.store, id, old.column, aim.bytes, now);
+    }
+    ++counters_.columns_repaired;
+    column_add(slot, {aim.target.store, aim.target.volume, aim.column, stores_[aim.target.store].inventory});
+  }
+  if (slot != none && !repairs_.has(id)) consider_repair(slot, now);
+}
+
+}  // namespace di::directory

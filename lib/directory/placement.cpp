@@ -1,0 +1,274 @@
+#include "directory/placement.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "base/assert.h"
+
+namespace di::directory {
+
+bool Placements::set(Target target, const State& state) {
+  const auto at = targets_.find(target);
+  if (at == targets_.end()) {
+    if (targets_.size() >= targets_max) return false;
+    targets_.emplace(target, Known{state, 0, 0, false});
+    stale_ = true;
+    return true;
+  }
+  Known& known = at->second;
+  if (known.state.labels != state.labels) stale_ = true;
+  if (known.replaced && state.usable) {
+    known.replaced = false;  // it is back: like a new one
+    stale_ = true;
+  }
+  known.state = state;
+  return true;
+}
+
+void Placements::add_bytes(Target target, std::uint64_t bytes) {
+  targets_.at(target).bytes += bytes;
+}
+
+void Placements::remove_bytes(Target target, std::uint64_t bytes) {
+  Known& known = targets_.at(target);
+  DI_ASSERT(known.bytes >= bytes);
+  known.bytes -= bytes;
+}
+
+bool Placements::usable(Target target) const {
+  const auto at = targets_.find(target);
+  return at != targets_.end() && at->second.state.usable;
+}
+
+std::uint64_t Placements::bytes_total(Target target) const {
+  const auto at = targets_.find(target);
+  return at == targets_.end() ? 0 : at->second.state.bytes_total;
+}
+
+std::size_t Placements::nodes() const {
+  std::set<std::uint32_t> nodes;
+  for (const auto& [target, known] : targets_) {
+    if (!known.replaced) nodes.insert(target.store);
+  }
+  return nodes.size();
+}
+
+// In thousandths of what it holds at most; without a size in MiB, so that the emptier one is still known.
+std::uint64_t Placements::fill(const Known& known) const {
+  if (known.state.bytes_total == 0) return known.bytes >> 20;
+  return known.bytes / (known.state.bytes_total / 1000 + 1);
+}
+
+std::uint32_t Placements::shared(Target a, Target b) const {
+  const auto at = pairs_.find(a < b ? std::pair{a, b} : std::pair{b, a});
+  return at == pairs_.end() ? 0 : at->second;
+}
+
+std::optional<Target> Placements::best(std::span<const Target> candidates, std::span<const Target> members,
+                                       std::span<const Target> not_these) const {
+  const std::uint32_t domain_max = std::max<std::uint32_t>(options_.geometry.parity_columns, 1);
+  // Smaller is better; the last two break ties in a fixed way.
+  using Rank = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t,
+                          std::uint32_t, Target>;
+  std::optional<Rank> found;
+  for (const Target candidate : candidates) {
+    if (std::find(not_these.begin(), not_these.end(), candidate) != not_these.end()) continue;
+    const Known& known = targets_.at(candidate);
+    const Labels& labels = known.state.labels;
+    std::uint32_t on_target = 0;
+    std::uint32_t on_node = 0;
+    std::uint32_t in_rack = 0;
+    std::uint32_t on_host = 0;
+    std::uint64_t together = 0;
+    for (const Target member : members) {
+      const Labels& other = targets_.at(member).state.labels;
+      on_target += member == candidate ? 1 : 0;
+      on_node += member.store == candidate.store ? 1 : 0;
+      in_rack += !labels.rack.empty() && labels.rack == other.rack ? 1 : 0;
+      on_host += !labels.host.empty() && labels.host == other.host ? 1 : 0;
+      together += shared(member, candidate);
+    }
+    if (on_node > 0 && !options_.lab) continue;
+    // Up to m columns of a domain may go with it; above that each one more is worse.
+    const auto above = [&](std::uint32_t there) { return there < domain_max ? 0 : there - domain_max + 1; };
+    const Rank rank{
+        on_node * 64 + on_target, above(in_rack), above(on_host), 0, together, known.records, candidate};
+    if (!found || rank < *found) found = rank;
+  }
+  if (!found) return std::nullopt;
+  return std::get<Target>(*found);
+}
+
+Placements::Record Placements::build_one(Target seed) {
+  // Those in the fewest records first.
+  std::vector<Target> candidates;
+  for (const auto& [target, known] : targets_) {
+    if (!known.replaced) candidates.push_back(target);
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [&](Target a, Target b) { return targets_.at(a).records < targets_.at(b).records; });
+  Record record;
+  record.id = next_record_++;
+  record.members.push_back(seed);
+  std::size_t looked_at = std::max<std::size_t>(candidates_max, 2 * options_.geometry.columns());
+  while (record.members.size() < options_.geometry.columns()) {
+    looked_at = std::min(looked_at, candidates.size());
+    auto next = best(std::span(candidates).first(looked_at), record.members, {});
+    if (!next && looked_at < candidates.size()) {
+      looked_at = candidates.size();
+      continue;
+    }
+    DI_ASSERT(next.has_value());  // build() counted the nodes
+    record.members.push_back(*next);
+  }
+  for (std::size_t a = 0; a < record.members.size(); ++a) {
+    ++targets_.at(record.members[a]).records;
+    for (std::size_t b = a + 1; b < record.members.size(); ++b) {
+      const Target x = record.members[a];
+      const Target y = record.members[b];
+      ++pairs_[x < y ? std::pair{x, y} : std::pair{y, x}];
+    }
+  }
+  return record;
+}
+
+void Placements::build() {
+  stale_ = false;
+  records_.clear();
+  pairs_.clear();
+  cursor_ = 0;
+  std::size_t count = 0;
+  for (auto& [target, known] : targets_) {
+    known.records = 0;
+    if (!known.replaced) ++count;
+  }
+  const std::uint32_t width = options_.geometry.columns();
+  if (count == 0 || (!options_.lab && nodes() < width)) return;
+  const std::size_t wanted =
+      width == 1 ? count : std::min(records_max, records_per_target * count / width + 1);
+  while (records_.size() < wanted) {
+    const auto seed = std::min_element(targets_.begin(), targets_.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.second.replaced, a.second.records) < std::pair(b.second.replaced, b.second.records);
+    });
+    records_.push_back(build_one(seed->first));
+  }
+}
+
+void Placements::replace(Target target) {
+  const auto at = targets_.find(target);
+  if (at == targets_.end() || at->second.replaced) return;
+  std::vector<Target> usable;
+  for (const auto& [other, known] : targets_) {
+    if (known.state.usable && other != target) usable.push_back(other);
+  }
+  bool complete = true;
+  for (Record& record : records_) {
+    for (Target& member : record.members) {
+      if (member != target) continue;
+      std::vector<Target> others;
+      for (const Target& other : record.members) {
+        if (&other != &member) others.push_back(other);
+      }
+      const auto next = best(usable, others, {});
+      if (!next) {
+        complete = false;  // it stays, and is stood in for or missed
+        continue;
+      }
+      member = *next;
+      ++record.generation;
+      ++generations_;
+      ++targets_.at(*next).records;
+      --at->second.records;
+      for (const Target other : others)
+        ++pairs_[other < *next ? std::pair{other, *next} : std::pair{*next, other}];
+    }
+  }
+  at->second.replaced = complete;
+}
+
+std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const StripeForm& form) {
+  if (stale_) build();
+  if (records_.empty()) return std::nullopt;
+  const std::uint32_t columns = form.columns_stored();
+  struct Look {
+    std::uint32_t unusable = 0;
+    std::uint64_t fill = 0;
+  };
+  const auto member_of = [&](const Record& record, std::uint32_t i) {
+    return record.members[(form.stored_column(i) + stripe) % record.members.size()];
+  };
+  const auto look = [&](const Record& record) {
+    Look out;
+    for (std::uint32_t i = 0; i < columns; ++i) {
+      const Known& known = targets_.at(member_of(record, i));
+      if (known.state.usable) {
+        out.fill = std::max(out.fill, fill(known));
+      } else {
+        ++out.unusable;
+      }
+    }
+    return out;
+  };
+  // Of two records in turn the one with fewer absent members, then the one whose fullest has more room.
+  const Record& a = records_[cursor_ % records_.size()];
+  const Record& b = records_[(cursor_ + 1) % records_.size()];
+  const Look at_a = look(a);
+  const Look at_b = look(b);
+  const bool second = std::pair(at_b.unusable, at_b.fill) < std::pair(at_a.unusable, at_a.fill);
+  cursor_ = (cursor_ + (second ? 2 : 1)) % records_.size();
+  const Record& record = second ? b : a;
+
+  Choice choice;
+  std::vector<Target> taken;  // by columns that can be written
+  for (std::uint32_t i = 0; i < columns; ++i) {
+    choice.targets.push_back(member_of(record, i));
+    if (usable(choice.targets.back())) taken.push_back(choice.targets.back());
+  }
+  for (Target& target : choice.targets) {
+    if (usable(target)) continue;
+    if (const auto other = substitute(taken, {})) {
+      target = *other;
+      taken.push_back(*other);
+    } else {
+      ++choice.unreachable;
+    }
+  }
+  if (choice.unreachable > form.parity_columns) return std::nullopt;
+  return choice;
+}
+
+std::optional<Target> Placements::substitute(std::span<const Target> others,
+                                             std::span<const Target> not_these) const {
+  std::vector<Target> usable;
+  for (const auto& [target, known] : targets_) {
+    if (known.state.usable) usable.push_back(target);
+  }
+  return best(usable, others, not_these);
+}
+
+std::string Placements::shortage() const {
+  const std::uint32_t width = options_.geometry.columns();
+  const std::size_t known = nodes();
+  const std::string text = options_.geometry.text();
+  if (known < width) {
+    const std::string head =
+        text + " wants " + std::to_string(width) + " store nodes, " + std::to_string(known) + " are known";
+    if (!options_.lab) return head + ": nothing is written to the store";
+    return head + ": several columns of a stripe share a node (store.lab)";
+  }
+  if (options_.geometry.parity_columns == 0) return {};
+  std::set<std::string> racks;
+  for (const auto& [target, state] : targets_) {
+    if (!state.state.labels.rack.empty()) racks.insert(state.state.labels.rack);
+  }
+  const std::uint32_t parity = options_.geometry.parity_columns;
+  const std::uint32_t wanted = (width + parity - 1) / parity;
+  if (racks.size() > 1 && racks.size() < wanted) {
+    return text + " wants " + std::to_string(wanted) + " racks to survive the loss of one, " +
+           std::to_string(racks.size()) + " are known";
+  }
+  return {};
+}
+
+}  // namespace di::directory

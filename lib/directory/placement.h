@@ -1,0 +1,126 @@
+// directory/placement.h: on which volumes the columns of a stripe go.
+//
+// A target is one volume of one store node.  A placement is a record of as many targets as the geometry has
+// columns, made so that every pair of targets is in about equally many records: what a lost node had is then
+// read from everybody.  Column i of a stripe goes to member (i + stripe) mod members, so that parity and
+// first pages are everywhere.
+//
+//   node   at most one column, unless the geometry is declared for a laboratory (`lab`); there the columns
+//          are spread as evenly as the nodes allow
+//   rack, host label
+//          at most m columns while there are enough of them; with fewer the loss of one may lose stripes,
+//          which shortage() says
+//
+// A member that cannot take a column is stood in for, stripe by stripe, while it may come back; `replace`
+// puts another into its records for good (their generation counts up).  Records are made anew when a target
+// comes: it takes part in new stripes only, and nothing moves for it.  A stripe's own list of columns is the
+// truth about it; no record is needed to read one.
+//
+// Pure; equal calls give equal answers.  Owner: the directory's thread.  Bounds: targets_max, records_max.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "directory/stripes.h"
+
+namespace di::directory {
+
+struct Labels {
+  std::string host;
+  std::string rack;
+  std::string zone;
+  bool operator==(const Labels&) const = default;
+};
+
+struct Target {
+  std::uint32_t store = 0;  // number of index.h: the node
+  std::uint16_t volume = 0;
+  friend auto operator<=>(const Target&, const Target&) = default;
+};
+
+class Placements {
+ public:
+  static constexpr std::size_t targets_max = 65536;
+  static constexpr std::size_t records_max = 1024;
+  static constexpr std::size_t records_per_target = 100;
+  // Of the targets that are in the fewest records, so many are compared for the next place in one.
+  static constexpr std::size_t candidates_max = 64;
+
+  struct Options {
+    Geometry geometry{};
+    bool lab = false;
+  };
+  struct State {
+    Labels labels;
+    bool usable = false;            // takes new columns
+    std::uint64_t bytes_total = 0;  // 0: not known
+  };
+  struct Record {
+    std::uint32_t id = 0;
+    std::uint32_t generation = 1;
+    std::vector<Target> members;
+  };
+
+  explicit Placements(Options options) : options_(options) {}
+
+  // A new target, or another state of one.  False when targets_max is reached.
+  bool set(Target target, const State& state);
+  // Bytes of columns that are or will be there.
+  void add_bytes(Target target, std::uint64_t bytes);
+  void remove_bytes(Target target, std::uint64_t bytes);
+  // It will not be back soon: others take its places in the records, where there are any.
+  void replace(Target target);
+
+  struct Choice {
+    std::vector<Target> targets;    // one for each stored column, in their order
+    std::uint32_t unreachable = 0;  // so many of them cannot take one now
+  };
+  // nullopt: not enough nodes, or more than m columns would have nowhere to go.
+  [[nodiscard]] std::optional<Choice> choose(std::uint64_t stripe, const StripeForm& form);
+  // Another place for one column; `others` has the rest of the stripe, `not_these` what may not be taken.
+  [[nodiscard]] std::optional<Target> substitute(std::span<const Target> others,
+                                                 std::span<const Target> not_these) const;
+
+  // What the nodes known by now cannot give, in words; empty when nothing is missing.
+  [[nodiscard]] std::string shortage() const;
+  [[nodiscard]] const Options& options() const { return options_; }
+  [[nodiscard]] bool usable(Target target) const;
+  [[nodiscard]] std::uint64_t bytes_total(Target target) const;
+  [[nodiscard]] std::size_t nodes() const;  // known
+  [[nodiscard]] const std::vector<Record>& records() const { return records_; }
+  [[nodiscard]] std::size_t generations() const { return generations_; }  // substitutions in records
+
+ private:
+  struct Known {
+    State state;
+    std::uint64_t bytes = 0;
+    std::uint32_t records = 0;
+    bool replaced = false;
+  };
+  void build();
+  [[nodiscard]] Record build_one(Target seed);
+  // The best of `candidates` beside `members`; nullopt when none may be there.
+  [[nodiscard]] std::optional<Target> best(std::span<const Target> candidates,
+                                           std::span<const Target> members,
+                                           std::span<const Target> not_these) const;
+  [[nodiscard]] std::uint32_t shared(Target a, Target b) const;
+  [[nodiscard]] std::uint64_t fill(const Known& known) const;
+
+  Options options_;
+  std::map<Target, Known> targets_;
+  std::vector<Record> records_;
+  std::map<std::pair<Target, Target>, std::uint32_t> pairs_;  // records with both, a < b
+  bool stale_ = false;                                        // the records do not know every target
+  std::uint32_t next_record_ = 1;
+  std::size_t cursor_ = 0;
+  std::size_t generations_ = 0;
+};
+
+}  // namespace di::directory

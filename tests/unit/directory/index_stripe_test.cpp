@@ -1,0 +1,568 @@
+// The index with several columns in a stripe.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/crypto.h"
+#include "directory/index.h"
+
+namespace di::directory {
+namespace {
+
+const Holder host0{"di-kvd.host0", 1};
+const Holder host1{"di-kvd.host1", 1};
+constexpr std::uint64_t page_bytes = 4096;
+
+Instant at_s(int s) {
+  return Instant{} + seconds(1000 + s);
+}
+
+Key key(int chain, int block) {
+  Key out;
+  out.raw = sha256(as_bytes(std::to_string(chain) + "/" + std::to_string(block)));
+  return out;
+}
+
+std::vector<Key> keys(int chain, int first, int count) {
+  std::vector<Key> out;
+  for (int i = 0; i < count; ++i) out.push_back(key(chain, first + i));
+  return out;
+}
+
+// Pages of two blocks each, `first` counts pages.
+std::vector<wire::PutPage> pages(int chain, int first, int count, std::uint64_t bytes = page_bytes) {
+  std::vector<wire::PutPage> out;
+  for (int p = first; p < first + count; ++p) {
+    out.push_back({key(chain, 2 * p - 1), keys(chain, 2 * p, 2), {1, 2}, bytes});
+  }
+  return out;
+}
+
+std::uint16_t code_of(Code c) {
+  return static_cast<std::uint16_t>(c);
+}
+
+class StripeTest : public testing::Test {
+ protected:
+  StripeTest() { start(6, {.placement = {{4, 2}, false}}); }
+  ~StripeTest() override { index->test_check(); }
+
+  void start(int stores, Index::Options options) {
+    options.repairs.bytes_per_s = 1'000'000'000;
+    index.emplace(options, at_s(0));
+    EXPECT_TRUE(index->host_up(host0));
+    EXPECT_TRUE(index->host_up(host1));
+    disks.clear();
+    for (int n = 0; n < stores; ++n) comes(n, 0);
+  }
+  static Holder store(int n, std::uint32_t generation = 1) {
+    return {"di-kvd.store" + std::to_string(n), generation};
+  }
+  wire::meta_inventory_ack comes(int n, int s, std::uint32_t generation = 1) {
+    const Holder who = store(n, generation);
+    EXPECT_TRUE(index->store_up(who, at_s(s), {"h" + std::to_string(n), "", ""}));
+    index->volumes(who, {{{0, 0, std::uint64_t{1} << 40, std::uint64_t{1} << 40}}}, at_s(s));
+    wire::meta_inventory message{0, true, {}};
+    for (const auto& [id, shard] : disks[who.instance]) message.shards.push_back(shard);
+    const auto ack = index->inventory(who, message, at_s(s));
+    EXPECT_TRUE(ack);
+    for (const std::uint64_t id : ack->unknown) free_all(who.instance, id);
+    return ack.value_or(wire::meta_inventory_ack{});
+  }
+  void free_all(const std::string& instance, std::uint64_t id) {
+    std::erase_if(disks[instance], [&](const auto& d) { return d.first.first == id; });
+  }
+  std::uint32_t hit(int chain, int count) { return index->match({Key{}, keys(chain, 0, count)}).hit_blocks; }
+  wire::meta_planned plan(int chain, int first, int count, int s = 1) {
+    return index->plan(host0, RequestId{}, {keys(chain, first, count)}, at_s(s));
+  }
+  wire::meta_put_opened open(const std::vector<wire::PutPage>& offered, int s = 1,
+                             const Holder& host = host0) {
+    return index->put_open(host, {Key{}, offered}, at_s(s));
+  }
+  // As a host does: writes every column but the failed ones, then commits.
+  std::uint16_t write(const wire::meta_put_opened& opened, const std::vector<wire::PutPage>& offered,
+                      std::vector<std::uint32_t> failed = {}, int s = 1, const Holder& host = host0) {
+    const std::vector<wire::PutPage> mine(offered.begin() + opened.first,
+                                          offered.begin() + opened.first + opened.pages);
+    const StripeForm form = StripeForm::of_put({opened.data_columns, opened.parity_columns}, mine);
+    const wire::StripeCode code{opened.data_columns, opened.parity_columns,
+                                std::vector<std::uint32_t>(form.code_crcs(2), 7)};
+    for (const wire::Column& column : opened.columns) {
+      if (std::count(failed.begin(), failed.end(), column.column) > 0) continue;
+      disks[column.instance][{opened.stripe, column.column}] = {
+          opened.stripe, column.volume, column.column, 1, Key{}, mine, code};
+    }
+    return index->put_commit(host, {opened.stripe, failed, code}, at_s(s)).code;
+  }
+  wire::meta_put_opened put(int chain, int first, int count, int s = 1) {
+    const auto offered = pages(chain, first, count);
+    const auto opened = open(offered, s);
+    EXPECT_EQ(opened.code, 0);
+    EXPECT_EQ(write(opened, offered, {}, s), 0);
+    return opened;
+  }
+  static int number_of(const wire::Column& column) { return column.instance.back() - '0'; }
+  // Runs step() and what it frees.
+  void step(int s) {
+    for (const Index::Free& free : index->step(at_s(s))) {
+      for (std::size_t i = 0; i < free.message.stripes.size(); ++i) {
+        if (free.message.columns.empty()) {
+          free_all(free.store, free.message.stripes[i]);
+        } else {
+          disks[free.store].erase({free.message.stripes[i], free.message.columns[i]});
+        }
+      }
+    }
+  }
+  // As a host does: writes the targets and answers.
+  void finish(const Index::Repair& repair, int s) {
+    wire::meta_repaired answer{repair.message.stripe.stripe, 0, {}};
+    for (const wire::Column& column : repair.message.targets) {
+      disks[column.instance][{answer.stripe, column.column}] = {answer.stripe,
+                                                                column.volume,
+                                                                column.column,
+                                                                1,
+                                                                Key{},
+                                                                repair.message.pages,
+                                                                repair.message.stripe.code};
+      answer.written.push_back(column.column);
+    }
+    index->repaired(repair.host, answer, at_s(s));
+  }
+
+  std::optional<Index> index;
+  // instance -> (stripe, column) -> header
+  std::map<std::string, std::map<std::pair<std::uint64_t, std::uint16_t>, wire::ShardRecord>> disks;
+};
+
+TEST_F(StripeTest, PutTakesTheRunOfPagesThatNobodyHas) {
+  const auto offered = pages(1, 0, 8);
+  const auto opened = open(offered);
+  EXPECT_EQ(opened.code, 0);
+  EXPECT_EQ(opened.first, 0);
+  EXPECT_EQ(opened.pages, 4);
+  EXPECT_EQ(opened.data_columns, 4);
+  EXPECT_EQ(opened.parity_columns, 2);
+  ASSERT_EQ(opened.columns.size(), 6U);
+  std::set<std::string> nodes;
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(opened.columns[i].column, i);
+    nodes.insert(opened.columns[i].instance);
+  }
+  EXPECT_EQ(nodes.size(), 6U);
+  EXPECT_EQ(open(offered).stripe, opened.stripe);  // the answer was lost
+  EXPECT_EQ(open(offered, 1, host1).code, code_of(Code::busy));
+  EXPECT_EQ(hit(1, 16), 0U);
+  EXPECT_EQ(write(opened, offered), 0);
+  EXPECT_EQ(hit(1, 16), 8U);
+  const auto rest = open(offered);
+  EXPECT_EQ(rest.first, 4);
+  EXPECT_EQ(rest.pages, 4);
+  EXPECT_EQ(write(rest, offered), 0);
+  EXPECT_EQ(hit(1, 16), 16U);
+  EXPECT_EQ(open(offered).code, code_of(Code::exists));
+  EXPECT_EQ(index->stripes(), 2U);
+  EXPECT_EQ(index->blocks(), 16U);
+}
+
+TEST_F(StripeTest, RunEndsBeforeWhatOthersHave) {
+  put(1, 2, 1);  // page 2
+  const auto offered = pages(1, 0, 6);
+  const auto opened = open(offered);
+  EXPECT_EQ(opened.first, 0);
+  EXPECT_EQ(opened.pages, 2);  // pages 0 and 1
+  const auto other = open(pages(1, 1, 4), 1, host1);
+  EXPECT_EQ(other.code, code_of(Code::busy));  // page 1 is being written
+  EXPECT_EQ(write(opened, offered), 0);
+  const auto next = open(offered);
+  EXPECT_EQ(next.first, 3);
+  EXPECT_EQ(next.pages, 3);
+}
+
+TEST_F(StripeTest, ShortStripesSplitLongPages) {
+  const auto offered = pages(1, 0, 1, 1 << 20);
+  const auto opened = open(offered);
+  ASSERT_EQ(opened.columns.size(), 6U);  // four parts of the one page, two of parity
+  EXPECT_EQ(opened.columns[3].column, 3);
+  EXPECT_EQ(opened.columns[4].column, 4);
+  EXPECT_EQ(write(opened, offered), 0);
+  const auto planned = plan(1, 0, 2);
+  ASSERT_EQ(planned.pages.size(), 1U);
+  EXPECT_EQ(planned.pages[0].columns.size(), 4U);
+  ASSERT_EQ(planned.stripes.size(), 1U);
+  EXPECT_EQ(planned.stripes[0].columns.size(), 6U);
+  EXPECT_EQ(planned.stripes[0].code.crcs.size(), 12U);
+  // Three parts and a parity column are enough.
+  index->lost(store(number_of(opened.columns[0])), at_s(1));
+  index->lost(store(number_of(opened.columns[4])), at_s(1));
+  EXPECT_EQ(hit(1, 2), 2U);
+  EXPECT_EQ(plan(1, 0, 2).pages[0].columns.size(), 3U);
+  index->lost(store(number_of(opened.columns[1])), at_s(1));
+  EXPECT_EQ(hit(1, 2), 0U);
+}
+
+TEST_F(StripeTest, PlanHasWhatItTakesToRebuild) {
+  const auto opened = put(1, 0, 4);
+  auto planned = plan(1, 0, 8);
+  ASSERT_EQ(planned.pages.size(), 4U);
+  ASSERT_EQ(planned.stripes.size(), 1U);  // once
+  EXPECT_EQ(planned.stripes[0].stripe, opened.stripe);
+  EXPECT_EQ(planned.stripes[0].page_blocks, (std::vector<std::uint32_t>{2, 2, 2, 2}));
+  EXPECT_EQ(planned.stripes[0].crcs, (std::vector<std::uint32_t>{1, 2, 1, 2, 1, 2, 1, 2}));
+  EXPECT_EQ(planned.stripes[0].columns, opened.columns);
+  for (std::size_t p = 0; p < 4; ++p) EXPECT_EQ(planned.pages[p].columns, (std::vector{opened.columns[p]}));
+  index->lost(store(number_of(opened.columns[1])), at_s(1));
+  planned = plan(1, 0, 8);
+  EXPECT_TRUE(planned.pages[1].columns.empty());  // must be rebuilt
+  EXPECT_EQ(planned.stripes[0].columns.size(), 5U);
+}
+
+TEST_F(StripeTest, TwoStoresOfSixMayGoAndTheThirdIsACleanMiss) {
+  const auto opened = put(1, 0, 4);
+  index->lost(store(number_of(opened.columns[1])), at_s(1));
+  index->lost(store(number_of(opened.columns[5])), at_s(1));
+  EXPECT_EQ(hit(1, 8), 8U);
+  index->lost(store(number_of(opened.columns[2])), at_s(1));
+  EXPECT_EQ(hit(1, 8), 2U);  // page 0 is whole on its own store; 1 cannot be rebuilt any more
+  EXPECT_EQ(index->match({Key{}, keys(1, 6, 2)}).hit_blocks, 2U);
+  comes(number_of(opened.columns[5]), 2, 2);
+  EXPECT_EQ(hit(1, 8), 8U);
+}
+
+TEST_F(StripeTest, DegradedCommitIsPublishedAndRepaired) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto offered = pages(1, 0, 4);
+  const auto opened = open(offered);
+  EXPECT_EQ(write(opened, offered, {1, 4}), 0);
+  EXPECT_EQ(index->counters().puts_degraded, 1U);
+  EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_EQ(index->repair_queue().waiting(), 1U);
+  EXPECT_LE(index->next_due(), at_s(1));
+  const auto repairs = index->repairs(at_s(1));
+  ASSERT_EQ(repairs.size(), 1U);
+  const wire::meta_repair& order = repairs[0].message;
+  EXPECT_EQ(order.pages, offered);
+  EXPECT_EQ(order.stripe.columns.size(), 4U);
+  ASSERT_EQ(order.targets.size(), 2U);
+  EXPECT_EQ(order.targets[0].column, 1);
+  EXPECT_EQ(order.targets[1].column, 4);
+  std::set<std::string> nodes{order.targets[0].instance, order.targets[1].instance};
+  for (const wire::Column& column : order.stripe.columns) nodes.insert(column.instance);
+  EXPECT_EQ(nodes.size(), 6U);
+  EXPECT_EQ(index->leases(), 1U);
+  EXPECT_TRUE(index->repairs(at_s(1)).empty());
+  finish(repairs[0], 2);
+  EXPECT_EQ(index->leases(), 0U);
+  EXPECT_EQ(plan(1, 0, 8).stripes[0].columns.size(), 6U);
+  EXPECT_EQ(index->counters().columns_repaired, 2U);
+}
+
+TEST_F(StripeTest, CommitWithMoreFailuresThanParityIsRefusedAndFreed) {
+  const auto offered = pages(1, 0, 4);
+  const auto opened = open(offered);
+  EXPECT_EQ(write(opened, offered, {0, 1, 5}), code_of(Code::no_space));
+  EXPECT_EQ(hit(1, 8), 0U);
+  step(31);
+  for (const auto& [instance, disk] : disks) EXPECT_TRUE(disk.empty()) << instance;
+  EXPECT_EQ(index->pending_frees(), 0U);
+}
+
+TEST_F(StripeTest, CommitWithAnotherCodeIsInvalid) {
+  const auto offered = pages(1, 0, 4);
+  const auto opened = open(offered);
+  EXPECT_EQ(index->put_commit(host0, {opened.stripe, {}, {4, 2, {1, 2, 3}}}, at_s(1)).code,
+            code_of(Code::invalid));
+  EXPECT_EQ(index->open_puts(), 0U);
+  EXPECT_EQ(hit(1, 8), 0U);
+}
+
+TEST_F(StripeTest, MalformedRunsAreInvalid) {
+  auto gap = pages(1, 0, 2);
+  gap[1] = pages(1, 2, 1)[0];  // not below the first
+  EXPECT_EQ(open(gap).code, code_of(Code::invalid));
+  auto segments = pages(1, 0, 2);
+  segments[1].crcs.push_back(3);
+  EXPECT_EQ(open(segments).code, code_of(Code::invalid));
+  EXPECT_EQ(open(pages(1, 0, 11)).code, code_of(Code::invalid));
+}
+
+TEST_F(StripeTest, CorruptColumnIsFreedAndMadeAnew) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  index->read_failed({(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
+  EXPECT_EQ(hit(1, 8), 8U);
+  // Six others hold the rest or nothing; the one that still has to free it is no target.
+  auto repairs = index->repairs(at_s(2));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_NE(repairs[0].message.targets.at(0).instance, opened.columns[2].instance);
+  finish(repairs[0], 2);
+  step(2);
+  EXPECT_FALSE(disks[opened.columns[2].instance].contains({opened.stripe, 2}));
+  std::size_t columns = 0;
+  for (const auto& [instance, disk] : disks) columns += disk.size();
+  EXPECT_EQ(columns, 6U);
+}
+
+TEST_F(StripeTest, RepairOntoTheSameNodeWaitsForItsFree) {
+  const auto opened = put(1, 0, 4);
+  index->read_failed({(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
+  EXPECT_TRUE(index->repairs(at_s(2)).empty());  // six nodes for six columns
+  step(2);
+  const auto repairs = index->repairs(at_s(4));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(repairs[0].message.targets.at(0).instance, opened.columns[2].instance);
+  finish(repairs[0], 4);
+  EXPECT_EQ(plan(1, 0, 8).stripes[0].columns, opened.columns);
+}
+
+TEST_F(StripeTest, TooManyLostColumnsEndTheStripe) {
+  const auto opened = put(1, 0, 4);
+  for (const std::uint16_t column : std::vector<std::uint16_t>{0, 3, 4}) {
+    index->read_failed({opened.stripe << 8, column, code_of(Code::corrupt)}, at_s(2));
+  }
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->counters().stripes_lost, 1U);
+  step(2);
+  for (const auto& [instance, disk] : disks) EXPECT_TRUE(disk.empty()) << instance;
+}
+
+TEST_F(StripeTest, StoreThatIsAwayTooLongIsRepairedAround) {
+  start(8, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
+  const auto opened = put(1, 0, 4);
+  const int gone = number_of(opened.columns[1]);
+  index->lost(store(gone), at_s(2));
+  step(61);
+  EXPECT_TRUE(index->repairs(at_s(61)).empty());  // it may come back
+  step(62);
+  const auto repairs = index->repairs(at_s(62));
+  ASSERT_EQ(repairs.size(), 1U);
+  ASSERT_EQ(repairs[0].message.targets.size(), 1U);
+  EXPECT_NE(number_of(repairs[0].message.targets[0]), gone);
+  finish(repairs[0], 63);
+  EXPECT_EQ(plan(1, 0, 8, 63).stripes[0].columns.size(), 6U);
+  // What it still has when it returns is a second copy.
+  comes(gone, 130, 2);
+  step(131);
+  EXPECT_TRUE(disks[store(gone).instance].empty());
+  EXPECT_EQ(index->pending_frees(), 0U);
+}
+
+TEST_F(StripeTest, RepairOfAStoreThatCameBackInTimeIsDropped) {
+  start(8, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
+  index->repair_now(at_s(0));
+  const auto opened = put(1, 0, 4);
+  const int away = number_of(opened.columns[1]);
+  index->lost(store(away), at_s(2));
+  step(62);
+  EXPECT_EQ(index->repair_queue().waiting(), 1U);
+  comes(away, 63, 2);
+  EXPECT_TRUE(index->repairs(at_s(63)).empty());
+  EXPECT_EQ(index->repair_queue().waiting(), 0U);
+  EXPECT_EQ(index->counters().repairs_unneeded, 1U);
+}
+
+TEST_F(StripeTest, WorstStripesFirstThenThoseInUse) {
+  start(9, {.placement = {{4, 2}, false}, .repair_hot = seconds(100)});
+  const auto cold = put(1, 0, 4, 1);
+  const auto hot = put(2, 0, 4, 300);
+  const auto worst = put(3, 0, 4, 1);
+  for (const auto* opened : {&cold, &hot, &worst}) {
+    index->read_failed({opened->stripe << 8, 0, code_of(Code::not_found)}, at_s(301));
+  }
+  index->read_failed({worst.stripe << 8, 1, code_of(Code::not_found)}, at_s(301));
+  std::vector<std::uint64_t> order;
+  for (int s = 302; s < 305; ++s) {  // the budget lets one start at a time
+    for (const Index::Repair& repair : index->repairs(at_s(s))) order.push_back(repair.message.stripe.stripe);
+  }
+  EXPECT_EQ(order, (std::vector<std::uint64_t>{worst.stripe, hot.stripe, cold.stripe}));
+}
+
+TEST_F(StripeTest, FailedRepairsAreTriedAgainLaterByTheNextHost) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto offered = pages(1, 0, 4);
+  write(open(offered), offered, {1});
+  auto repairs = index->repairs(at_s(1));
+  ASSERT_EQ(repairs.size(), 1U);
+  const Holder first = repairs[0].host;
+  index->repaired(first, {repairs[0].message.stripe.stripe, code_of(Code::busy), {}}, at_s(2));
+  EXPECT_EQ(index->leases(), 0U);
+  EXPECT_TRUE(index->repairs(at_s(2)).empty());
+  EXPECT_EQ(index->next_due(), at_s(3));
+  repairs = index->repairs(at_s(3));
+  // The target may have been written: it is free again after its grace.
+  for (int s = 3; repairs.empty() && s < 200; ++s) {
+    step(s);
+    repairs = index->repairs(at_s(s));
+  }
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_NE(repairs[0].host, first);
+  index->lost(repairs[0].host, at_s(200));  // and that one dies
+  EXPECT_EQ(index->repair_queue().running(), 0U);
+  EXPECT_EQ(index->repair_queue().waiting(), 1U);
+  EXPECT_EQ(index->counters().repairs_failed, 2U);
+}
+
+TEST_F(StripeTest, StoreThatLeavesIsEmptied) {
+  start(8, {.placement = {{4, 2}, false}});
+  std::vector<wire::meta_put_opened> all;
+  for (int chain = 1; chain <= 10; ++chain) all.push_back(put(chain, 0, 4));
+  const int leaving = number_of(all[0].columns[0]);
+  EXPECT_FALSE(index->store_leaves("di-kvd.nobody", true, at_s(2)));
+  ASSERT_TRUE(index->store_leaves(store(leaving).instance, true, at_s(2)));
+  for (int s = 2; s < 200; ++s) {
+    step(s);
+    for (const Index::Repair& repair : index->repairs(at_s(s))) {
+      for (const wire::Column& column : repair.message.targets) EXPECT_NE(number_of(column), leaving);
+      finish(repair, s);
+    }
+  }
+  EXPECT_TRUE(disks[store(leaving).instance].empty());
+  for (const Index::Place& place : index->places()) {
+    if (place.instance == store(leaving).instance) {
+      EXPECT_EQ(place.pages, 0U);
+      EXPECT_EQ(place.bytes, 0U);
+      EXPECT_TRUE(place.leaves);
+    }
+  }
+  for (int chain = 1; chain <= 10; ++chain) EXPECT_EQ(plan(chain, 0, 8, 200).stripes[0].columns.size(), 6U);
+  const auto later = put(20, 0, 4, 201);
+  for (const wire::Column& column : later.columns) EXPECT_NE(number_of(column), leaving);
+}
+
+TEST_F(StripeTest, AdoptedColumnByColumn) {
+  const auto opened = put(1, 0, 4);
+  auto kept = disks;
+  start(0, {.run = 2, .placement = {{4, 2}, false}});
+  disks = kept;
+  // Two never come back.
+  const std::vector<int> away{number_of(opened.columns[2]), number_of(opened.columns[4])};
+  int here = 0;
+  for (int n = 0; n < 6; ++n) {
+    if (std::count(away.begin(), away.end(), n) > 0) continue;
+    EXPECT_EQ(hit(1, 8) == 8U, here >= 4) << here;
+    EXPECT_TRUE(comes(n, 1).unknown.empty());
+    ++here;
+  }
+  EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_EQ(index->counters().stripes_adopted, 1U);
+  step(200);
+  EXPECT_EQ(hit(1, 8), 8U);
+}
+
+TEST_F(StripeTest, TooFewColumnsAreFreedAfterTheGraceOnly) {
+  put(1, 0, 4);
+  auto kept = disks;
+  start(0, {.run = 2, .placement = {{4, 2}, false}});
+  disks = kept;
+  for (int n = 0; n < 3; ++n) EXPECT_TRUE(comes(n, 1).unknown.empty());
+  step(119);
+  EXPECT_EQ(index->stripes(), 1U);
+  ASSERT_TRUE(index->store_up(store(3), at_s(119)));  // it has not told yet
+  step(120);
+  EXPECT_EQ(index->stripes(), 1U);
+  index->lost(store(3), at_s(121));
+  step(180);
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->counters().stripes_incomplete, 1U);
+  for (int n = 0; n < 3; ++n) EXPECT_TRUE(disks[store(n).instance].empty());
+}
+
+// F18: six files, of which two are the same column.
+TEST_F(StripeTest, SecondCopyOfAColumnDoesNotHideThatAnotherIsMissing) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  int spare = 0;
+  for (int n = 0; n < 7; ++n) {
+    if (std::none_of(opened.columns.begin(), opened.columns.end(),
+                     [&](const auto& c) { return number_of(c) == n; })) {
+      spare = n;
+    }
+  }
+  auto kept = disks;
+  kept[store(spare).instance][{opened.stripe, 1}] = kept[opened.columns[1].instance].at({opened.stripe, 1});
+  kept[opened.columns[4].instance].clear();
+  start(0, {.run = 2, .placement = {{4, 2}, false}});
+  disks = kept;
+  for (int n = 0; n < 7; ++n) comes(n, 1);
+  EXPECT_EQ(index->counters().columns_duplicate, 1U);
+  EXPECT_EQ(plan(1, 0, 8).stripes[0].columns.size(), 5U);
+  for (int s = 2; s < 300; ++s) {
+    step(s);
+    for (const Index::Repair& repair : index->repairs(at_s(s))) {
+      ASSERT_EQ(repair.message.targets.size(), 1U);
+      EXPECT_EQ(repair.message.targets[0].column, 4);
+      finish(repair, s);
+    }
+  }
+  EXPECT_EQ(plan(1, 0, 8, 300).stripes[0].columns.size(), 6U);
+  std::map<std::uint16_t, int> copies;
+  for (const auto& [instance, disk] : disks) {
+    for (const auto& [id, shard] : disk) ++copies[id.second];
+  }
+  EXPECT_EQ(copies.size(), 6U);
+  for (const auto& [column, count] : copies) EXPECT_EQ(count, 1) << column;
+}
+
+TEST_F(StripeTest, FailedVolumeIsRepairedAtOnce) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  index->volumes(store(number_of(opened.columns[3])), {{{0, 2, 1000, 0}}}, at_s(2));
+  EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_TRUE(plan(1, 6, 2).pages.at(0).columns.empty());
+  step(2);
+  const auto repairs = index->repairs(at_s(2));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(repairs[0].message.targets.at(0).column, 3);
+}
+
+TEST_F(StripeTest, SlowVolumeTakesNoNewColumns) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto first = put(1, 0, 4);
+  const int slow = number_of(first.columns[0]);
+  index->volumes(store(slow), {{{0, 1, 1000, 500}}}, at_s(2));
+  for (int chain = 2; chain < 20; ++chain) {
+    const auto opened = put(chain, 0, 4, 3);
+    for (const wire::Column& column : opened.columns) EXPECT_NE(number_of(column), slow);
+  }
+  EXPECT_EQ(plan(1, 0, 8, 3).stripes[0].columns.size(), 6U);  // it still can be read
+}
+
+TEST_F(StripeTest, SeveralColumnsOnANodeOfALaboratory) {
+  start(2, {.placement = {{2, 1}, true}});
+  const auto offered = pages(1, 0, 2);
+  const auto opened = open(offered);
+  ASSERT_EQ(opened.columns.size(), 3U);
+  EXPECT_EQ(write(opened, offered), 0);
+  // One of the two columns of that node is damaged: the other stays.
+  std::map<std::string, int> on;
+  for (const wire::Column& column : opened.columns) ++on[column.instance];
+  const auto both = std::find_if(on.begin(), on.end(), [](const auto& o) { return o.second == 2; });
+  ASSERT_NE(both, on.end());
+  const auto damaged = std::find_if(opened.columns.begin(), opened.columns.end(),
+                                    [&](const auto& c) { return c.instance == both->first; });
+  index->read_failed({opened.stripe << 8, damaged->column, code_of(Code::corrupt)}, at_s(2));
+  step(2);
+  EXPECT_EQ(disks[both->first].size(), 1U);
+  EXPECT_EQ(hit(1, 4), 4U);
+}
+
+TEST_F(StripeTest, FullVolumesMakeRoomBeforeTheyAreFull) {
+  start(6, {.placement = {{4, 2}, false}});
+  for (int n = 0; n < 6; ++n) {
+    index->volumes(store(n), {{{0, 0, 100 * page_bytes, 100 * page_bytes}}}, at_s(1));
+  }
+  for (int chain = 1; chain <= 150; ++chain) {
+    put(chain, 0, 4, 1);
+    step(1);
+    for (const auto& [instance, disk] : disks) ASSERT_LE(disk.size(), 93U);
+  }
+  EXPECT_GT(index->counters().stripes_evicted, 40U);
+  EXPECT_EQ(hit(150, 8), 8U);
+  EXPECT_EQ(hit(1, 8), 0U);
+}
+
+}  // namespace
+}  // namespace di::directory
