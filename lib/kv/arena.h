@@ -1,10 +1,9 @@
 // kv/arena.h: the pages of a host in shared memory.
 //
-// A memfd: an index page (header, slot entries, readiness entries), then the payload, both aligned to
-// 4 KiB.  The di-kvd host daemon alone writes the index; clients map it read-only and the payload
-// read-write, and write only into slots granted to them.  Nothing in the index is trusted by a client:
-// sizes are checked once against the file and kept, everything that moves is read atomically and
-// checked at each use.
+// A memfd: an index (kv/arena_index.h), then the payload.  The di-kvd host daemon alone writes the index;
+// clients map it read-only and the payload read-write, and write only into slots granted to them.
+// Nothing in the index is trusted by a client: sizes are checked once against the file and kept,
+// everything that moves is read atomically and checked at each use.
 //
 // Threads: ArenaOwner belongs to the loop thread of di-kvd.  ArenaClient may be used from any thread
 // once mapped (a rank's loop and engine threads; a store's workers); it must outlive every view.
@@ -13,18 +12,31 @@
 // Order of publication.  A slot: fields, then its generation (release); the generation is 0 while the
 // slot is free, so a stale reference never matches.  A readiness entry likewise.  A segment's bit is
 // set after its bytes; `groups` of an entry moves after the bits; then the wake word and FUTEX_WAKE.
+// A page's record is whole before its slot is sealed.
+//
+// Owners come and go, the memory stays.  take_over() raises the epoch, fails every readiness entry and says
+// what the slots hold.  Processes may still read and write on behalf of an earlier owner: each ArenaClient
+// holds a shared lock on the byte of the memory at the offset of the epoch that it mapped, through a file
+// description of its own, and the kernel gives it up with the client's last use or its process.  Until
+// former_users() says that no such lock is left, nothing that an earlier owner had given out may be given
+// to others.  No list of clients has to survive, and a frozen process counts as what it is.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/result.h"
 #include "base/time.h"
+#include "kv/arena_index.h"
 #include "kv/layout.h"
+#include "kv/slots.h"
 #include "wire/messages.h"
 
 namespace di::kv {
@@ -43,40 +55,32 @@ struct Readiness {
   std::uint32_t failed_block = wire::block_none;  // first block that will not come
 };
 
-// What lies in shared memory.  Changing any of these changes `arena_format`.
-inline constexpr std::uint32_t arena_format = 1;
-inline constexpr std::uint32_t slots_max_limit = 1u << 20;
-inline constexpr std::uint32_t entries_max_limit = 1u << 16;
+// What the index keeps of a sealed page besides its slot.
+struct PageRecord {
+  std::uint64_t number = 0;
+  Key parent;
+  std::vector<Key> keys;
+  std::vector<std::uint32_t> crcs;
+  bool stored = false;
 
-struct ArenaHeader {
-  std::uint64_t magic;
-  std::uint32_t format;
-  std::uint32_t generation;
-  std::uint32_t slots_max;
-  std::uint32_t entries_max;
-  std::uint64_t payload_offset;
-  std::uint64_t payload_bytes;
-  std::uint64_t reserved[3];
+  bool operator==(const PageRecord&) const = default;
 };
-struct SlotEntry {
-  std::atomic<std::uint32_t> generation;
-  std::atomic<std::uint32_t> segments;  // bit g: segment g is there and verified
-  std::atomic<std::uint32_t> state;
-  std::atomic<std::uint32_t> page_blocks;
-  std::atomic<std::uint64_t> offset;
-  std::atomic<std::uint64_t> bytes;
-  std::atomic<std::uint32_t> crcs[groups_max];
+
+// A slot that was taken when the last owner ended.
+struct FormerSlot {
+  SlotPlace place;
+  std::uint32_t page_blocks = 0;
+  std::optional<PageRecord> record;  // sealed, and the record's checksum is right
 };
-struct ReadyEntry {
-  std::atomic<std::uint32_t> generation;
-  std::atomic<std::uint32_t> groups;
-  std::atomic<std::uint32_t> failed_block;
-  std::atomic<std::uint32_t> wake;  // futex word; counts movements
-  std::uint64_t reserved[6];
+struct Former {
+  std::optional<Layout> layout;  // none: no slot was ever taken, or it is damaged
+  std::vector<FormerSlot> slots;
+  std::vector<std::uint32_t> slot_generations;   // last ones, by slot
+  std::vector<std::uint16_t> entry_generations;  // by index
+  std::uint32_t records_none = 0;                // sealed slots without a good record; a tail has none
 };
-static_assert(sizeof(ArenaHeader) == 64 && sizeof(SlotEntry) == 64 && sizeof(ReadyEntry) == 64);
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free &&
-              std::atomic<std::uint64_t>::is_always_lock_free);
+
+enum class HugePages : std::uint8_t { automatic, off, on };
 
 // The host daemon's side.  Numbers come from kv/slots.h; arguments are asserted, not validated.
 class ArenaOwner {
@@ -87,10 +91,18 @@ class ArenaOwner {
     std::uint64_t payload_bytes = 0;
     std::uint32_t slots_max = 0;
     std::uint32_t entries_max = 0;
-    bool prefault = false;  // touch every page now; blocks for about a second per GiB
+    HugePages huge_pages = HugePages::off;
+    // Touch every page now, on several threads, and lock what the limits allow.  Blocks: about a second
+    // per GiB and thread with small pages.
+    bool prefault = false;
+    // About every second, from the caller's thread.
+    std::function<void(std::uint64_t done_bytes, std::uint64_t bytes)> progress = nullptr;
   };
-  // Errors: invalid, no_space, io.
+  // Errors: invalid, no_space (also: no huge pages, with HugePages::on), io.
   static Result<std::unique_ptr<ArenaOwner>> create(const Options& options);
+  // The memory of an earlier owner, who is dead.  Nobody's page or entry is touched on an error.
+  // Errors: corrupt, unsupported (another format), invalid (not what `options` ask for), io.
+  static Result<std::unique_ptr<ArenaOwner>> take_over(Fd fd, const Options& options, Former& former);
   ~ArenaOwner();
   ArenaOwner(const ArenaOwner&) = delete;
   ArenaOwner& operator=(const ArenaOwner&) = delete;
@@ -100,6 +112,14 @@ class ArenaOwner {
   [[nodiscard]] std::uint32_t generation() const;
   // The generation is known only after registration: set before the first client is accepted.
   void set_generation(std::uint32_t generation);
+  [[nodiscard]] std::uint32_t epoch() const { return epoch_; }
+  [[nodiscard]] bool huge_pages() const { return align_ == arena_huge_page_bytes; }
+  // False when the limits did not allow to lock the memory.
+  [[nodiscard]] bool locked() const { return locked_; }
+  // The layout of the pages, for the next owner.  False when its descriptor is too long to be kept.
+  bool set_layout(const Layout& layout);
+  // Whether some process may still use the memory on behalf of an earlier owner.
+  [[nodiscard]] bool former_users() const;
 
   struct Slot {
     std::uint32_t slot = 0;
@@ -114,6 +134,11 @@ class ArenaOwner {
   void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs);
   // Segments that are there and verified, as a bitmap.
   void slot_segments(std::uint32_t slot, std::uint32_t segments);
+  // Before the state says sealed.  False when no room is left for so many keys: the page will be unknown
+  // to the next owner.
+  bool slot_record(std::uint32_t slot, const PageRecord& record);
+  // The store has its page.
+  void slot_stored(std::uint32_t slot);
   void slot_free(std::uint32_t slot);
 
   void entry_open(std::uint32_t handle);
@@ -127,30 +152,70 @@ class ArenaOwner {
   [[nodiscard]] Result<MutableByteView> slot_bytes(std::uint32_t slot, std::uint32_t generation);
 
  private:
-  ArenaOwner(Fd fd, std::byte* base, std::uint64_t bytes, const Options& options);
+  struct Memory {
+    Fd fd;
+    std::byte* base = nullptr;
+    std::uint64_t bytes = 0;
+    std::uint64_t align = arena_page_bytes;
+  };
+  ArenaOwner(Memory memory, const Options& options);
+  static Result<Memory> allocate(const Options& options, std::uint64_t align);
+  Status prefault(const Options& options);
+  void read_former(Former& former);
+  [[nodiscard]] ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   SlotEntry& slot_entry(std::uint32_t slot);
+  SlotRecord& record_of(std::uint32_t slot);
+  [[nodiscard]] Key* keys() const { return reinterpret_cast<Key*>(base_ + plan_.keys); }
   ReadyEntry& ready_entry(std::uint32_t handle);
 
   Fd fd_;
   std::byte* base_;
   std::uint64_t bytes_;
+  std::uint64_t align_;
   std::uint32_t slots_max_;
   std::uint32_t entries_max_;
-  std::uint64_t payload_offset_;
+  ArenaPlan plan_;
   std::uint64_t payload_bytes_;
+  std::uint32_t epoch_ = 1;
+  bool locked_ = false;
+  BuddyPool key_cells_;
+};
+
+// The mapping of a client: index read-only, payload read-write.
+class ArenaMapping {
+ public:
+  ~ArenaMapping();
+  ArenaMapping(const ArenaMapping&) = delete;
+  ArenaMapping& operator=(const ArenaMapping&) = delete;
+
+ private:
+  friend class ArenaClient;
+  ArenaMapping() = default;
+
+  std::byte* index_ = nullptr;
+  std::byte* payload_ = nullptr;
+  ArenaPlan plan_;
+  std::uint64_t payload_bytes_ = 0;
+  std::uint32_t slots_max_ = 0;
+  std::uint32_t entries_max_ = 0;
+  std::array<std::uint64_t, 2> id_{};
 };
 
 // The side of ranks and store daemons.
 class ArenaClient {
  public:
   // Maps the region of `bytes` bytes and checks its header.  The descriptor may be closed afterwards.
-  // Errors: corrupt, unsupported (another format), io.
-  static Result<std::shared_ptr<ArenaClient>> map(int fd, std::uint64_t bytes);
-  ~ArenaClient();
+  // With the mapping of before, when it is of the same memory, nothing is mapped anew.
+  // Errors: corrupt, unsupported (another format), busy (its owner has just changed), io.
+  static Result<std::shared_ptr<ArenaClient>> map(int fd, std::uint64_t bytes,
+                                                  std::shared_ptr<ArenaMapping> before = nullptr);
+  ~ArenaClient() = default;
   ArenaClient(const ArenaClient&) = delete;
   ArenaClient& operator=(const ArenaClient&) = delete;
 
   [[nodiscard]] std::uint32_t generation() const { return generation_; }
+  // To be kept for map(): it does not count as a use of the memory, and must not be used as one.
+  [[nodiscard]] const std::shared_ptr<ArenaMapping>& mapping() const { return mapping_; }
 
   // True while `ref` names the page it named when it was handed out.  A reader that copied bytes asks
   // again afterwards: a pin makes the answer always true, so false is a bug of somebody.
@@ -184,12 +249,8 @@ class ArenaClient {
   [[nodiscard]] Result<Found> find(const SlotRef& ref) const;
   [[nodiscard]] const ReadyEntry* ready_entry(std::uint32_t handle) const;
 
-  std::byte* index_ = nullptr;  // mapped read-only
-  std::byte* payload_ = nullptr;
-  std::uint64_t payload_offset_ = 0;
-  std::uint64_t payload_bytes_ = 0;
-  std::uint32_t slots_max_ = 0;
-  std::uint32_t entries_max_ = 0;
+  Fd lock_;  // first, so that it goes last
+  std::shared_ptr<ArenaMapping> mapping_;
   std::uint32_t generation_ = 0;
   std::atomic<bool> failed_{false};
 };

@@ -39,6 +39,26 @@ std::optional<std::uint32_t> BuddyPool::take(std::uint32_t order) {
   return first;
 }
 
+bool BuddyPool::take_at(std::uint32_t first, std::uint32_t order) {
+  if (order >= orders_max || first >= units_ || units_ - first < (1u << order) ||
+      (first & ((1u << order) - 1)) != 0) {
+    return false;
+  }
+  for (std::uint32_t from = order; from < orders_max; ++from) {
+    std::uint32_t run = first & ~((1u << from) - 1);
+    if (free_[from].erase(run) == 0) continue;
+    while (from > order) {
+      --from;
+      const std::uint32_t upper = run + (1u << from);
+      free_[from].insert(first < upper ? upper : run);
+      if (first >= upper) run = upper;
+    }
+    free_units_ -= 1u << order;
+    return true;
+  }
+  return false;
+}
+
 void BuddyPool::give_back(std::uint32_t first, std::uint32_t order) {
   DI_ASSERT(order < orders_max && first < units_ && units_ - first >= (1u << order));
   free_units_ += 1u << order;
@@ -122,6 +142,30 @@ void SlotPool::give_back(std::uint32_t slot) {
   --slots_used_;
 }
 
+Status SlotPool::restore(const SlotPlace& place) {
+  const auto wrong = [&] {
+    return Error{Code::corrupt, 0, "slots: slot " + std::to_string(place.slot) + " has no place of its own"};
+  };
+  if (place.slot >= slots_.size() || slots_[place.slot].taken || place.generation == 0) return wrong();
+  const std::uint64_t units = place.bytes / unit_bytes_;
+  const std::uint64_t first = place.offset / unit_bytes_;
+  if (units == 0 || !std::has_single_bit(units) || place.bytes % unit_bytes_ != 0 ||
+      place.offset % unit_bytes_ != 0 || first >= buddy_.units() || units > buddy_.units()) {
+    return wrong();
+  }
+  const std::uint32_t order = order_of_units(units);
+  if (!buddy_.take_at(static_cast<std::uint32_t>(first), order)) return wrong();
+  free_numbers_.erase(place.slot);
+  slots_[place.slot] = Slot{place, order, true};
+  ++slots_used_;
+  return {};
+}
+
+void SlotPool::restore_generation(std::uint32_t slot, std::uint32_t generation) {
+  DI_ASSERT(slot < slots_.size() && !slots_[slot].taken);
+  slots_[slot].place.generation = generation;
+}
+
 bool SlotPool::current(std::uint32_t slot, std::uint32_t generation) const {
   return slot < slots_.size() && slots_[slot].taken && slots_[slot].place.generation == generation;
 }
@@ -151,6 +195,11 @@ void EntryPool::give_back(std::uint32_t handle) {
   taken_[entry_index(handle)] = false;
   free_.insert(entry_index(handle));
   --used_;
+}
+
+void EntryPool::restore_generation(std::uint32_t index, std::uint16_t generation) {
+  DI_ASSERT(index < generations_.size() && !taken_[index]);
+  generations_[index] = generation;
 }
 
 bool EntryPool::current(std::uint32_t handle) const {

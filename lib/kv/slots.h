@@ -27,6 +27,8 @@ class BuddyPool {
 
   // First unit of a run of 2^order units, aligned to its length; nothing when no such run is free.
   [[nodiscard]] std::optional<std::uint32_t> take(std::uint32_t order);
+  // The run at `first`; false when it is no run of this order, or not free.
+  [[nodiscard]] bool take_at(std::uint32_t first, std::uint32_t order);
   // Gives back what take(order) returned.
   void give_back(std::uint32_t first, std::uint32_t order);
 
@@ -67,6 +69,14 @@ class SlotPool {
   Result<std::vector<SlotPlace>> take_all(std::span<const std::uint64_t> bytes);
   void give_back(std::uint32_t slot);
 
+  // A slot as an earlier owner of the arena had taken it.  Errors: corrupt (not a run of units, taken).
+  Status restore(const SlotPlace& place);
+  // The last generation that a slot number had: the next one follows it.
+  void restore_generation(std::uint32_t slot, std::uint32_t generation);
+  [[nodiscard]] std::uint32_t last_generation(std::uint32_t slot) const {
+    return slots_[slot].place.generation;
+  }
+
   // True when `slot` is taken and has this generation: the check for what peers name.
   [[nodiscard]] bool current(std::uint32_t slot, std::uint32_t generation) const;
   [[nodiscard]] const SlotPlace& place(std::uint32_t slot) const;
@@ -101,6 +111,8 @@ class EntryPool {
   // Errors: busy.
   Result<std::uint32_t> take();
   void give_back(std::uint32_t handle);
+  // The last generation that an index had.
+  void restore_generation(std::uint32_t index, std::uint16_t generation);
   [[nodiscard]] bool current(std::uint32_t handle) const;
   [[nodiscard]] std::uint32_t used() const { return used_; }
 
