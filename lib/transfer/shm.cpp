@@ -4,11 +4,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
+#include "base/fd_packet.h"
 #include "base/log.h"
 #include "wire/codec.h"
 
@@ -16,29 +15,10 @@ namespace di::transfer {
 
 namespace {
 
-Result<sockaddr_un> address_of(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return Error{Code::invalid, 0,
-                 path + ": a socket path has 1 to " + std::to_string(sizeof address.sun_path - 1) + " bytes"};
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  return address;
-}
-
 Result<Fd> make_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno_error("socket");
   return fd;
-}
-
-Status check_same_user(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return errno_error("SO_PEERCRED");
-  if (peer.uid != ::geteuid()) return Error{Code::denied, 0, "the other side runs as another user"};
-  return {};
 }
 
 template <class M>
@@ -64,63 +44,6 @@ Result<M> message_of(ByteView packet) {
   return std::move(*message);
 }
 
-struct Packet {
-  Bytes bytes;
-  Fd fd;
-};
-
-// One packet, with the descriptor beside it if there is one.  Errors: busy when nothing is there yet,
-// unreachable at the end of the connection.
-Result<Packet> packet_receive(int fd) {
-  Packet packet;
-  packet.bytes.resize(shm_packet_bytes_max);
-  iovec part{packet.bytes.data(), packet.bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t got = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got < 0) {
-    if (errno == EAGAIN || errno == EINTR) return Error{Code::busy, errno, "nothing to read"};
-    Error error = errno_error("recvmsg");
-    error.code = Code::unreachable;
-    return error;
-  }
-  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
-    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
-    int received = -1;
-    std::memcpy(&received, CMSG_DATA(head), sizeof received);
-    packet.fd = Fd(received);
-  }
-  if (got == 0) return Error{Code::unreachable, 0, "the other side closed the connection"};
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
-    return Error{Code::corrupt, 0, "a packet is too long"};
-  packet.bytes.resize(static_cast<std::size_t>(got));
-  return packet;
-}
-
-// The socket buffers of a fresh connection hold one packet, so this does not block and need not be repeated.
-Status packet_send(int fd, ByteView bytes, int passed_fd) {
-  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (passed_fd >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* head = CMSG_FIRSTHDR(&message);
-    head->cmsg_level = SOL_SOCKET;
-    head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(head), &passed_fd, sizeof passed_fd);
-  }
-  if (::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return errno_error("sendmsg");
-  return {};
-}
-
 }  // namespace
 
 // ---- server
@@ -144,7 +67,7 @@ struct ShmServer::Connection {
 
 Result<std::unique_ptr<ShmServer>> ShmServer::listen(loop::Loop& loop, const std::string& path, Region region,
                                                      Events events) {
-  Result<sockaddr_un> address = address_of(path);
+  Result<sockaddr_un> address = unix_address(path);
   if (!address) return address.error();
   Result<Fd> fd = make_socket();
   if (!fd) return fd.error().in(path);
@@ -190,7 +113,7 @@ void ShmServer::accept_all() {
 }
 
 void ShmServer::receive(Connection& connection) {
-  Result<Packet> packet = packet_receive(connection.fd.get());
+  Result<FdPacket> packet = fd_packet_receive(connection.fd.get(), shm_packet_bytes_max);
   if (!packet) {
     if (packet.error().code != Code::busy) end(connection);
     return;
@@ -206,7 +129,7 @@ void ShmServer::receive(Connection& connection) {
   region.generation = region_.generation;
   region.bytes = region_.bytes;
   region.instance = region_.instance;
-  if (!packet_send(connection.fd.get(), packet_of(region), region_.fd).ok()) {
+  if (!fd_packet_send(connection.fd.get(), packet_of(region), region_.fd).ok()) {
     end(connection);
     return;
   }
@@ -242,7 +165,7 @@ std::size_t ShmServer::attached_count() const {
 
 Result<std::unique_ptr<ShmClient>> ShmClient::connect(loop::Loop& loop, const std::string& path,
                                                       const wire::arena_hello& hello, Events events) {
-  Result<sockaddr_un> address = address_of(path);
+  Result<sockaddr_un> address = unix_address(path);
   if (!address) return address.error();
   Result<Fd> fd = make_socket();
   if (!fd) return fd.error().in(path);
@@ -254,7 +177,7 @@ Result<std::unique_ptr<ShmClient>> ShmClient::connect(loop::Loop& loop, const st
     return error;
   }
   if (Status same = check_same_user(fd->get()); !same.ok()) return same.error().in(path);
-  if (Status sent = packet_send(fd->get(), packet_of(hello), -1); !sent.ok()) return sent.error().in(path);
+  if (Status sent = fd_packet_send(fd->get(), packet_of(hello), -1); !sent.ok()) return sent.error().in(path);
   return std::unique_ptr<ShmClient>(new ShmClient(loop, *std::move(fd), std::move(events)));
 }
 
@@ -267,7 +190,7 @@ ShmClient::ShmClient(loop::Loop& loop, Fd fd, Events events)
 ShmClient::~ShmClient() = default;
 
 void ShmClient::receive() {
-  Result<Packet> packet = packet_receive(fd_.get());
+  Result<FdPacket> packet = fd_packet_receive(fd_.get(), shm_packet_bytes_max);
   if (!packet) {
     if (packet.error().code != Code::busy) end(packet.error());
     return;
