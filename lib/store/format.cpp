@@ -1,7 +1,6 @@
 #include "store/format.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/checksum.h"
@@ -189,56 +188,107 @@ Result<SlotRecord> slot_record_decode(const std::byte* at) {
 
 // ---- slots
 
+namespace {
+
+// The n-th of a full page, the shortest first.
+constexpr std::array<std::uint32_t, classes_per_layout_max> class_fractions = {16, 10, 8, 5, 4, 3, 2, 1};
+
+std::uint64_t class_payload_bytes(const kv::Layout& layout, std::uint32_t fraction) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+    const std::uint64_t units = layout.segment_bytes(group, layout.page_blocks()) / kv::segment_align_bytes;
+    bytes += (units + fraction - 1) / fraction * kv::segment_align_bytes;
+  }
+  return bytes;
+}
+
+// Places in Shard::code.crcs of the column's checksums; none for a column that is a whole page.
+std::optional<std::size_t> code_crcs_at(const Shard& shard) {
+  const std::size_t groups = shard.segments.size();
+  const std::size_t parts_stored = shard.parts == 1 ? 0 : shard.pages.size() * shard.parts;
+  if (shard.is_parity()) return (parts_stored + (shard.column - shard.code.data_columns)) * groups;
+  if (shard.parts > 1) return shard.column * groups;
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::uint32_t Shard::payload_bytes() const {
   std::uint32_t bytes = 0;
   for (const std::uint32_t segment : segments) bytes += segment;
   return bytes;
 }
 
-SlotClass slot_class_of(const kv::Layout& layout, std::uint32_t blocks) {
-  DI_ASSERT(blocks > 0 && blocks <= layout.page_blocks());
-  const std::uint32_t blocks_min = std::max(1u, layout.page_blocks() >> (classes_per_layout_max - 1));
-  const std::uint32_t class_blocks = std::max(std::bit_ceil(blocks), blocks_min);
+std::uint32_t Shard::segment_offset(std::uint32_t group) const {
+  std::uint32_t offset = 0;
+  for (std::uint32_t before = 0; before < group; ++before) offset += segments[before];
+  return offset;
+}
+
+std::span<const std::uint32_t> Shard::crcs() const {
+  const std::optional<std::size_t> at = code_crcs_at(*this);
+  if (!at) return pages[column].crcs;
+  return std::span(code.crcs).subspan(*at, segments.size());
+}
+
+SlotClass slot_class_of(const kv::Layout& layout, std::uint64_t payload_bytes) {
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t fraction : class_fractions) {
+    bytes = class_payload_bytes(layout, fraction);
+    if (bytes >= payload_bytes) break;
+  }
+  DI_ASSERT(payload_bytes > 0 && payload_bytes <= bytes);
+  const std::uint64_t page_bytes = slot_page_bytes + std::uint64_t{layout.page_blocks()} * 32;
   SlotClass out;
-  out.header_bytes = static_cast<std::uint32_t>(align_up(
-      slot_header_fixed_bytes + stripe_pages_max * (slot_page_bytes + layout.page_blocks() * 32), 4096));
-  out.slot_bytes = std::max(slot_bytes_min,
-                            static_cast<std::uint32_t>(out.header_bytes + layout.page_bytes(class_blocks)));
+  out.header_bytes = static_cast<std::uint32_t>(
+      align_up(slot_header_fixed_bytes + kv::stripe_pages_max * page_bytes +
+                   std::uint64_t{kv::stripe_columns_max} * layout.groups() * sizeof(std::uint32_t),
+               4096));
+  out.slot_bytes = std::max(slot_bytes_min, static_cast<std::uint32_t>(out.header_bytes + bytes));
   return out;
 }
 
 Result<Shard> shard_make(const kv::Layout& layout, std::uint64_t stripe, std::uint16_t column,
-                         std::vector<wire::PutPage> pages) {
-  if (pages.empty() || pages.size() > stripe_pages_max) return invalid("a stripe has 1 to 10 pages");
-  if (column >= pages.size()) return invalid("a column has no page");
+                         std::vector<wire::PutPage> pages, wire::StripeCode code) {
+  if (pages.empty() || pages.size() > kv::stripe_pages_max) return invalid("a stripe has 1 to 10 pages");
+  std::vector<std::uint32_t> blocks;
   for (const wire::PutPage& page : pages) {
     if (page.keys.empty() || page.keys.size() > layout.page_blocks()) {
       return invalid("a page has more or fewer blocks than its layout allows");
     }
     if (page.crcs.size() != layout.groups()) return invalid("a page has not one checksum for each segment");
-    if (page.bytes != layout.page_bytes(static_cast<std::uint32_t>(page.keys.size()))) {
+    blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
+    if (page.bytes != layout.page_bytes(blocks.back())) {
       return invalid("a page has another length than its layout says");
     }
+  }
+  const Result<kv::StripeShape> shape =
+      kv::StripeShape::of(layout, code.data_columns, code.parity_columns, blocks);
+  if (!shape) return shape.error();
+  if (!shape->is_stored(column)) return invalid("a column that the stripe does not have");
+  if (code.crcs.size() != shape->crcs_count()) {
+    return invalid("a stripe has not one checksum for each segment of its parts and parity");
   }
   Shard shard;
   shard.stripe = stripe;
   shard.column = column;
   shard.fingerprint = layout.fingerprint();
-  const auto blocks = static_cast<std::uint32_t>(pages[column].keys.size());
+  shard.parts = static_cast<std::uint8_t>(shape->parts());
   for (std::uint32_t group = 0; group < layout.groups(); ++group) {
-    shard.segments.push_back(static_cast<std::uint32_t>(layout.segment_bytes(group, blocks)));
+    shard.segments.push_back(static_cast<std::uint32_t>(shape->segment_bytes(column, group)));
   }
-  shard.slot_class = slot_class_of(layout, blocks);
+  shard.slot_class = slot_class_of(layout, shape->column_bytes(column));
   shard.pages = std::move(pages);
+  shard.code = std::move(code);
   return shard;
 }
 
 void slot_header_encode(const SlotHeader& header, MutableByteView to) {
   const Shard& shard = header.shard;
   DI_ASSERT(to.size() == shard.slot_class.header_bytes);
-  DI_ASSERT(!shard.pages.empty() && shard.pages.size() <= stripe_pages_max &&
-            shard.column < shard.pages.size());
+  DI_ASSERT(!shard.pages.empty() && shard.pages.size() <= kv::stripe_pages_max);
   DI_ASSERT(!shard.segments.empty() && shard.segments.size() <= kv::groups_max);
+  DI_ASSERT(shard.crcs().size() == shard.segments.size());
   std::fill(to.begin(), to.end(), std::byte{0});
   put64(to, 0, slot_magic);
   put32(to, 8, volume_format);
@@ -249,13 +299,17 @@ void slot_header_encode(const SlotHeader& header, MutableByteView to) {
   put64(to, 48, header.sequence);
   put32(to, 56, header.segment_generation);
   put_le<std::uint16_t>(&to[60], shard.column);
-  to[62] = std::byte{0};  // code: data columns only
+  to[62] = std::byte{shard.code_id()};
   to[63] = static_cast<std::byte>(shard.segments.size());
   put64(to, 64, shard.stripe);
   put32(to, 72, static_cast<std::uint32_t>(shard.pages.size()));
   put32(to, 76, shard.slot_class.slot_bytes);
   put_raw(to, 80, shard.fingerprint.raw);
   for (std::size_t i = 0; i < shard.segments.size(); ++i) put32(to, 112 + i * 4, shard.segments[i]);
+  to[144] = static_cast<std::byte>(shard.code.data_columns);
+  to[145] = static_cast<std::byte>(shard.code.parity_columns);
+  to[146] = std::byte{shard.parts};
+  put32(to, 148, static_cast<std::uint32_t>(shard.code.crcs.size()));
   std::size_t at = slot_header_fixed_bytes;
   for (const wire::PutPage& page : shard.pages) {
     DI_ASSERT(page.crcs.size() == shard.segments.size());
@@ -264,6 +318,10 @@ void slot_header_encode(const SlotHeader& header, MutableByteView to) {
     put_raw(to, at + 16, page.parent.raw);
     for (std::size_t i = 0; i < page.crcs.size(); ++i) put32(to, at + 48 + i * 4, page.crcs[i]);
     at += slot_page_bytes;
+  }
+  for (const std::uint32_t crc : shard.code.crcs) {
+    put32(to, at, crc);
+    at += 4;
   }
   for (const wire::PutPage& page : shard.pages) {
     for (const Key& key : page.keys) {
@@ -281,8 +339,7 @@ Result<SlotHeader> slot_header_decode(ByteView from, const SlotClass& slot_class
   }
   if (get64(from, 0) != slot_magic) return corrupt("no slot header");
   if (get32(from, 12) != crc_without(from, 12)) return corrupt("a slot header does not match its checksum");
-  if (get32(from, 8) != volume_format || from[62] != std::byte{0})
-    return corrupt("a slot header of another format");
+  if (get32(from, 8) != volume_format) return corrupt("a slot header of another format");
   if (get32(from, 16) != slot_class.header_bytes || get32(from, 76) != slot_class.slot_bytes) {
     return corrupt("a slot header of another class");
   }
@@ -299,23 +356,42 @@ Result<SlotHeader> slot_header_decode(ByteView from, const SlotClass& slot_class
   shard.stripe = get64(from, 64);
   const std::uint32_t pages = get32(from, 72);
   shard.fingerprint.raw = get_raw<32>(from, 80);
-  if (groups == 0 || groups > kv::groups_max || pages == 0 || pages > stripe_pages_max ||
-      shard.column >= pages) {
+  const auto data_columns = std::to_integer<std::uint32_t>(from[144]);
+  const auto parity_columns = std::to_integer<std::uint32_t>(from[145]);
+  const auto parts = std::to_integer<std::uint32_t>(from[146]);
+  if (groups == 0 || groups > kv::groups_max || pages == 0 || pages > kv::stripe_pages_max ||
+      data_columns == 0 || data_columns + parity_columns > kv::stripe_columns_max || parts == 0 ||
+      pages * parts > data_columns) {
     return corrupt("a slot header with counts that cannot be");
   }
+  shard.code.data_columns = static_cast<std::uint16_t>(data_columns);
+  shard.code.parity_columns = static_cast<std::uint16_t>(parity_columns);
+  shard.parts = static_cast<std::uint8_t>(parts);
+  if (std::to_integer<std::uint8_t>(from[62]) != shard.code_id())
+    return corrupt("a slot header of another code");
+  if (shard.is_parity() ? shard.column >= data_columns + parity_columns : shard.column >= pages * parts) {
+    return corrupt("a slot header of a column that is not stored");
+  }
+  const bool may_be_empty = parts > 1 && !shard.is_parity();
   std::uint64_t sum = 0;
   for (std::uint32_t i = 0; i < groups; ++i) {
     const std::uint32_t bytes = get32(from, 112 + i * 4);
-    if (bytes == 0 || bytes % kv::segment_align_bytes != 0)
+    if ((bytes == 0 && !may_be_empty) || bytes % kv::segment_align_bytes != 0)
       return corrupt("a slot header with a segment of no length");
     shard.segments.push_back(bytes);
     sum += bytes;
   }
-  if (sum != payload_bytes || sum > slot_class.slot_bytes - slot_class.header_bytes) {
+  if (sum == 0 || sum != payload_bytes || sum > slot_class.slot_bytes - slot_class.header_bytes) {
     return corrupt("a slot header whose segments do not fit the slot");
   }
+  const std::size_t crcs = get32(from, 148);
+  if (crcs != ((parts == 1 ? 0 : pages * parts) + parity_columns) * std::size_t{groups}) {
+    return corrupt("a slot header has not one checksum for each segment");
+  }
   std::size_t at = slot_header_fixed_bytes;
-  if (from.size() - at < std::size_t{pages} * slot_page_bytes) return corrupt("a slot header is cut short");
+  if (from.size() - at < std::size_t{pages} * slot_page_bytes + crcs * 4) {
+    return corrupt("a slot header is cut short");
+  }
   std::uint64_t keys = 0;
   for (std::uint32_t i = 0; i < pages; ++i) {
     const std::uint32_t blocks = get32(from, at);
@@ -328,6 +404,10 @@ Result<SlotHeader> slot_header_decode(ByteView from, const SlotClass& slot_class
       page.crcs.push_back(get32(from, at + 48 + group * 4));
     shard.pages.push_back(std::move(page));
     at += slot_page_bytes;
+  }
+  for (std::size_t i = 0; i < crcs; ++i) {
+    shard.code.crcs.push_back(get32(from, at));
+    at += 4;
   }
   if (keys * 32 > from.size() - at) return corrupt("a slot header is cut short");
   std::size_t directory = slot_header_fixed_bytes;

@@ -13,11 +13,14 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/result.h"
 #include "kv/layout.h"
+#include "kv/stripe.h"
+#include "store/erasure.h"
 #include "wire/messages.h"
 
 namespace di::store {
@@ -26,12 +29,10 @@ inline constexpr std::uint32_t volume_format = 0;
 inline constexpr std::uint32_t superblock_bytes = 4096;
 inline constexpr std::uint32_t record_bytes = 64;
 inline constexpr std::uint32_t records_per_page = 4096 / record_bytes;
-// Smallest slot; smaller pages take one of this length.  It bounds the slot table at 0.4 % of the volume.
+// Smallest slot; shorter columns take one of this length.  It bounds the slot table at 0.4 % of the volume.
 inline constexpr std::uint32_t slot_bytes_min = 16384;
 inline constexpr std::uint32_t classes_per_layout_max = 8;
-// Pages of one stripe that a header has room for: ten data columns.
-inline constexpr std::uint32_t stripe_pages_max = 10;
-inline constexpr std::uint32_t slot_header_fixed_bytes = 144;
+inline constexpr std::uint32_t slot_header_fixed_bytes = 152;
 inline constexpr std::uint32_t slot_page_bytes = 80;
 // Segments that may be in the superblock's open list.
 inline constexpr std::uint32_t open_segments_max = 512;
@@ -107,25 +108,34 @@ void slot_record_encode(const SlotRecord& record, std::byte* to);
 // Errors: corrupt.  All zeros is a slot that was never written.
 Result<SlotRecord> slot_record_decode(const std::byte* from);
 
-// A column of a stripe: what a slot header says about itself.
+// A column of a stripe: what a slot header says about itself, and about the whole stripe.
 struct Shard {
   std::uint64_t stripe = 0;
   std::uint16_t column = 0;
   Key fingerprint;                      // layout
-  std::vector<wire::PutPage> pages;     // every page of the stripe; column i is page i
-  std::vector<std::uint32_t> segments;  // bytes of each segment of this column
+  std::vector<wire::PutPage> pages;     // every page of the stripe
+  wire::StripeCode code;                // how they became columns
+  std::uint8_t parts = 1;               // of each page
+  std::vector<std::uint32_t> segments;  // bytes of each segment of this column; those of a part may be empty
   SlotClass slot_class;
 
   [[nodiscard]] std::uint32_t payload_bytes() const;
-  [[nodiscard]] const std::vector<std::uint32_t>& crcs() const { return pages[column].crcs; }
+  [[nodiscard]] std::uint32_t segment_offset(std::uint32_t group) const;  // in the payload
+  [[nodiscard]] bool is_parity() const { return column >= code.data_columns; }
+  [[nodiscard]] std::uint8_t code_id() const {
+    return code.parity_columns == 0 ? code_id_none : code_id_reed_solomon;
+  }
+  // One for each segment of this column.
+  [[nodiscard]] std::span<const std::uint32_t> crcs() const;
   bool operator==(const Shard&) const = default;
 };
-// Header and slot lengths for a page of `blocks` blocks: the header's is the layout's, the payload is that
-// of the next power of two of blocks, and small classes are merged so that at most 8 remain.
-[[nodiscard]] SlotClass slot_class_of(const kv::Layout& layout, std::uint32_t blocks);
+// Header and slot lengths for a column of `payload_bytes` bytes.  The header's is the layout's.  The payload
+// is a full page, or a half, 1/3, 1/4, 1/5, 1/8, 1/10 or 1/16 of each of its segments in whole 4 KiB: what
+// parts of pages, and pages of a power of two of blocks, fill without a rest.
+[[nodiscard]] SlotClass slot_class_of(const kv::Layout& layout, std::uint64_t payload_bytes);
 // Checks what a peer sent against the layout.  Errors: invalid.
 Result<Shard> shard_make(const kv::Layout& layout, std::uint64_t stripe, std::uint16_t column,
-                         std::vector<wire::PutPage> pages);
+                         std::vector<wire::PutPage> pages, wire::StripeCode code);
 
 struct SlotHeader {
   Shard shard;

@@ -12,19 +12,75 @@ namespace {
 // What waits for one host's arena; it is mapped within a turn or not at all.
 constexpr std::size_t waiting_max = 1024;
 
-Status check_page(const wire::kv_read& want, const SlotHeader& header) {
-  const Shard& shard = header.shard;
-  if (shard.pages[shard.column].keys.size() == want.page_blocks && want.slot.page_blocks == want.page_blocks) return {};
-  return Error{Code::corrupt, 0, "the column holds a page of another length"};
-}
-
-MutableByteView segment_in(MutableByteView payload, const SlotHeader& header, std::uint32_t group) {
+// A stretch of a slot's payload in a host's arena.
+struct Strip {
   std::uint64_t offset = 0;
-  for (std::uint32_t before = 0; before < group; ++before) offset += header.shard.segments[before];
-  return payload.subspan(offset, header.shard.segments[group]);
+  std::uint64_t bytes = 0;
+};
+
+// Where the segments of a column lie in the slot that kv_put and kv_read name: those of a data column where
+// they are in its page, those of parity one after the other.
+Strip strip_of(const kv::StripeShape& shape, std::uint32_t column, std::uint32_t group) {
+  const std::uint64_t bytes = shape.segment_bytes(column, group);
+  if (shape.is_parity(column)) return {shape.column_offset(column, group), bytes};
+  return {shape.page_offset(column, group), bytes};
 }
 
 }  // namespace
+
+// The same for a column on the disk, of which only the header knows what it is.  Disk thread.
+class Server::Places {
+ public:
+  Places(const wire::kv_read& want, std::shared_ptr<const Layouts> layouts)
+      : want_(want), layouts_(std::move(layouts)) {}
+
+  // Errors: stale (a page of another length), unsupported (a part, and its layout is not known).
+  Result<Strip> of(const Shard& shard, std::uint32_t group) {
+    if (!known_) DI_TRY(learn(shard));
+    return strips_[group];
+  }
+
+ private:
+  Status learn(const Shard& shard) {
+    const auto groups = static_cast<std::uint32_t>(shard.segments.size());
+    if (!shard.is_parity()) {
+      const wire::PutPage& page = shard.pages[shard.column / shard.parts];
+      if (page.keys.size() != want_.page_blocks || want_.slot.page_blocks < want_.page_blocks) {
+        return Error{Code::stale, 0, "the column holds a page of another length"};
+      }
+    }
+    std::optional<kv::StripeShape> shape;
+    if (!shard.is_parity() && shard.parts > 1) {
+      const auto layout = layouts_->find(shard.fingerprint);
+      if (layout == layouts_->end())
+        return Error{Code::unsupported, 0, "the layout of the column is not known"};
+      std::vector<std::uint32_t> blocks;
+      for (const wire::PutPage& page : shard.pages)
+        blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
+      Result<kv::StripeShape> made =
+          kv::StripeShape::of(*layout->second, shard.code.data_columns, shard.code.parity_columns, blocks);
+      if (!made || made->parts() != shard.parts || made->groups() != groups) {
+        return Error{Code::unsupported, 0, "the column's stripe does not fit its layout"};
+      }
+      shape = *std::move(made);
+    }
+    for (std::uint32_t group = 0; group < groups; ++group) {
+      strips_[group] = {shard.segment_offset(group), shard.segments[group]};
+      if (!shape) continue;
+      strips_[group] = strip_of(*shape, shard.column, group);
+      if (strips_[group].bytes != shard.segments[group]) {
+        return Error{Code::unsupported, 0, "the column's stripe does not fit its layout"};
+      }
+    }
+    known_ = true;
+    return {};
+  }
+
+  const wire::kv_read want_;
+  const std::shared_ptr<const Layouts> layouts_;
+  bool known_ = false;
+  std::array<Strip, kv::groups_max> strips_;
+};
 
 struct Server::PutWork {
   Peer host;
@@ -33,7 +89,10 @@ struct Server::PutWork {
   Instant began;
   std::shared_ptr<kv::ArenaClient> arena;  // null: the page is in `remote`
   std::shared_ptr<const kv::Layout> layout;
+  std::vector<Strip> pieces;  // of the slot, in the order of the column
   AlignedBuffer remote;
+  std::set<transfer::OpId> moving;  // into `remote`
+  Code moved = Code::ok;            // the first thing that went wrong with it
 };
 
 // A column on its way to another machine: the disk's thread fills `payload`, the fabric takes it away.
@@ -42,16 +101,17 @@ struct Server::RemoteRead {
   wire::kv_read want;
   Read read;
   AlignedBuffer payload;
-  // Of the column; set on the disk's thread before the first segment is told.
-  std::vector<std::uint32_t> segments;
-  std::uint32_t begun = 0;          // segments [0, begun) are on their way or there
+  // Of the slot; set on the disk's thread before the first segment is told.
+  std::vector<Strip> strips;
+  std::uint32_t begun = 0;  // segments [0, begun) are on their way or there
   std::uint64_t begun_bytes = 0;
-  std::uint32_t arrived = 0;        // bitmap
-  std::uint32_t told = 0;           // segments [0, told)
+  std::uint32_t arrived = 0;  // bitmap
+  std::uint32_t told = 0;     // segments [0, told)
   std::set<transfer::OpId> moving;
   bool disk_over = false;
+  bool disk_failed = false;  // that was what went wrong first
   bool verified = false;
-  Code code = Code::ok;             // the first thing that went wrong
+  Code code = Code::ok;  // the first thing that went wrong
   std::uint64_t bytes = 0;
 };
 
@@ -66,11 +126,19 @@ Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Vol
       sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
       inventory_timer_(loop, loop::TimerKind::liveness, "store-inventory",
                        [this] {
-                         if (inventory_) inventory_start(Peer(inventory_->meta));
+                         if (inventory_) inventory_start();
                        }),
       pool_(std::move(pool)) {
   // An open list left by a kill shrinks without waiting for the first put.
   if (!volume_->clean()) sync_soon();
+  scrub_ = std::make_unique<Scrub>(loop_, *volume_, *pool_, options_.scrub,
+                                   Scrub::Hooks{[this] { return !transfers_.empty() || puts_ > 0; },
+                                                [this](std::uint64_t stripe, std::uint16_t column,
+                                                       Code code) { column_bad(stripe, column, code); },
+                                                [this] {
+                                                  if (hooks_.scrub_beat) hooks_.scrub_beat();
+                                                },
+                                                [this] { stop_when_idle(); }});
 }
 
 Server::~Server() = default;
@@ -92,8 +160,10 @@ void Server::send(const Peer& to, const M& message, const wire::Scope& scope) {
 }
 
 void Server::learn_layout(const kv::Layout& layout) {
-  if (layouts_.contains(layout.fingerprint()) || layouts_.size() >= layouts_max) return;
-  layouts_.emplace(layout.fingerprint(), std::make_shared<const kv::Layout>(layout));
+  if (layouts_->contains(layout.fingerprint()) || layouts_->size() >= layouts_max) return;
+  Layouts more = *layouts_;
+  more.emplace(layout.fingerprint(), std::make_shared<const kv::Layout>(layout));
+  layouts_ = std::make_shared<const Layouts>(std::move(more));
 }
 
 std::size_t Server::arenas() const {
@@ -105,13 +175,39 @@ std::size_t Server::arenas() const {
 // ---- peers and arenas
 
 void Server::meta_up(const Peer& meta) {
-  inventory_start(meta);
+  meta_ = meta;
+  volumes_send();
+  inventory_start();
 }
 
 void Server::meta_lost(const Peer& meta) {
-  if (!inventory_ || inventory_->meta != meta) return;
+  if (meta_ != meta) return;
+  meta_.reset();
+  if (!inventory_) return;
+  // Whoever waits for what it finds gets that much without di-meta.
+  if (!inventory_->waiting.empty()) return inventory_start();
   inventory_.reset();
   inventory_timer_.cancel();
+}
+
+void Server::volumes_send() {
+  if (!meta_) return;
+  const Volume::Stats stats = volume_->stats();
+  wire::VolumeState state;
+  state.volume = volume_number;
+  state.state = volume_->broken() ? 1 : 0;  // it can be read
+  state.bytes_total = stats.bytes_total;
+  state.bytes_free = stats.bytes_total - stats.slot_bytes_live;
+  send(*meta_, wire::meta_volumes{{state}});
+}
+
+void Server::column_bad(std::uint64_t stripe, std::uint16_t column, Code code) {
+  if (meta_) send(*meta_, wire::meta_read_failed{stripe << 8, column, static_cast<std::uint16_t>(code)});
+  if (code != Code::corrupt) return;
+  // Nobody will ever read it: its room is worth more.
+  counters_.columns_dropped += volume_->free(stripe, column);
+  log_warn("store", "dropped a column that is not what it was", {{"stripe", stripe}, {"column", column}});
+  sync_soon();
 }
 
 void Server::host_up(const Peer& host, bool here) {
@@ -265,21 +361,20 @@ void Server::read(Host& host, const wire::Envelope& message) {
   if (transfer.began == Instant{}) transfer.began = loop_.monotonic_now();
   transfer.running = true;
   ColumnRead job = job_of(want, *begun, transfer);
-  // Asked anew for each access: the slot may have been given up.
-  const auto slot = [arena = host.arena, ref = want.slot, bytes = begun->payload_bytes] {
-    return arena->slot_to_write(ref, bytes);
-  };
   if (is_page(want.page_blocks, begun->payload_bytes)) {
-    job.whole = [slot, bytes = begun->payload_bytes] {
-      const Result<MutableByteView> page = slot();
-      return page ? page->first(bytes) : MutableByteView();
+    job.whole = [arena = host.arena, ref = want.slot, bytes = begun->payload_bytes] {
+      const Result<MutableByteView> page = arena->slot_to_write(ref, bytes);
+      return page ? *page : MutableByteView();
     };
   }
-  job.place = [slot, want](const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
-    DI_TRY(check_page(want, header));
-    const Result<MutableByteView> page = slot();
-    if (!page) return Error{Code::stale, 0, page.error().message};
-    return segment_in(*page, header, group);
+  job.place = [arena = host.arena, ref = want.slot, places = std::make_shared<Places>(want, layouts_)](
+                  const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
+    const Result<Strip> strip = places->of(header.shard, group);
+    if (!strip) return strip.error();
+    // Asked anew for each access: the slot may have been given up.
+    const Result<MutableByteView> to = arena->slot_to_write(ref, strip->offset + strip->bytes);
+    if (!to) return Error{Code::stale, 0, to.error().message};
+    return to->subspan(strip->offset);
   };
   job.arrived = [this, id](std::uint32_t group) {
     // A cancel that came meanwhile is all that the host still waits for.
@@ -287,14 +382,14 @@ void Server::read(Host& host, const wire::Envelope& message) {
     if (found == transfers_.end() || found->second.cancelled->load(std::memory_order_relaxed)) return;
     send(id.first, wire::kv_read_done{id.second, 0, group});
   };
-  job.done = [this, id, read = *begun](const ColumnEnd& end) { read_ended(id, read, end); };
+  job.done = [this, id, read = *begun](const ColumnEnd& end) { read_ended(id, read, end, true); };
   const Status queued = pool_->read(std::move(job));
   DI_ASSERT(queued.ok());
 }
 
 // True when a column of `bytes` can be all of a page, which goes into one piece.
 bool Server::is_page(std::uint32_t blocks, std::uint64_t bytes) const {
-  return std::any_of(layouts_.begin(), layouts_.end(), [&](const auto& entry) {
+  return std::any_of(layouts_->begin(), layouts_->end(), [&](const auto& entry) {
     return blocks > 0 && blocks <= entry.second->page_blocks() && entry.second->page_bytes(blocks) == bytes;
   });
 }
@@ -333,15 +428,24 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   ColumnRead job = job_of(want, *begun, transfer);
   job.from_group = 0;
   job.whole = [payload] { return payload; };
-  job.place = [read, payload](const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
-    DI_TRY(check_page(read->want, header));
-    if (read->segments.empty()) read->segments = header.shard.segments;
-    return segment_in(payload, header, group);
+  job.place = [read, payload, places = std::make_shared<Places>(want, layouts_)](
+                  const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
+    const Shard& shard = header.shard;
+    for (std::uint32_t i = 0; read->strips.size() < shard.segments.size(); ++i) {
+      const Result<Strip> strip = places->of(shard, i);
+      if (!strip) return strip.error();
+      read->strips.push_back(*strip);
+    }
+    if (payload.size() != shard.payload_bytes()) {
+      return Error{Code::corrupt, 0, "a column has another length than its slot's record"};
+    }
+    return payload.subspan(shard.segment_offset(group), shard.segments[group]);
   };
   job.arrived = [this, read](std::uint32_t group) { remote_read(read, group); };
   job.done = [this, read](const ColumnEnd& end) {
     read->disk_over = true;
     read->verified = end.verified;
+    read->disk_failed = !end.status.ok() && read->code == Code::ok;
     if (!end.status.ok()) remote_fail(*read, end.status.error().code);
     remote_settle(read);
   };
@@ -351,27 +455,44 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
 
 void Server::remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group) {
   for (; read->begun <= group; ++read->begun) {
-    const std::uint64_t bytes = read->segments[read->begun];
-    remote_segment(read, read->begun, read->begun_bytes, bytes);
-    read->begun_bytes += bytes;
+    const Strip strip = read->strips[read->begun];
+    // An empty segment is there as soon as those before it are.
+    if (strip.bytes == 0) {
+      read->arrived |= 1u << read->begun;
+    } else {
+      remote_segment(read, read->begun);
+    }
+    read->begun_bytes += strip.bytes;
   }
+  remote_tell(*read);
 }
 
-void Server::remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, std::uint64_t offset,
-                            std::uint64_t bytes) {
+void Server::remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group) {
   const Transfer& transfer = transfers_.at(read->id);
   if (read->code != Code::ok || transfer.cancelled->load(std::memory_order_relaxed)) return;
-  const transfer::Place to{{read->want.slot.slot, read->want.slot.generation}, offset, bytes};
+  const Strip strip = read->strips[group];
+  const transfer::Place to{{read->want.slot.slot, read->want.slot.generation}, strip.offset, strip.bytes};
   const Result<transfer::OpId> op =
-      fabric_->write(read->id.first, read->id.second, to, read->payload.first(offset + bytes).subspan(offset),
+      fabric_->write(read->id.first, read->id.second, to,
+                     read->payload.first(read->begun_bytes + strip.bytes).subspan(read->begun_bytes),
                      transfer::Class::fetch);
   if (!op) return remote_fail(*read, op.error().code);
   read->moving.insert(*op);
-  moving_.emplace(*op, [this, read, group, op = *op, bytes](Code code) {
+  moving_.emplace(*op, [this, read, group, op = *op, bytes = strip.bytes](Code code) {
     read->moving.erase(op);
     if (code == Code::ok) read->bytes += bytes;
     remote_moved(read, group, code);
   });
+}
+
+// Segments that arrived in a row and were not told of.
+void Server::remote_tell(RemoteRead& read) {
+  if (read.code != Code::ok || transfers_.at(read.id).cancelled->load(std::memory_order_relaxed)) return;
+  std::uint32_t there = read.told;
+  while ((read.arrived >> there & 1u) != 0) ++there;
+  if (there == read.told) return;
+  read.told = there;
+  send(read.id.first, wire::kv_read_done{read.id.second, 0, there - 1});
 }
 
 void Server::remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code) {
@@ -380,12 +501,7 @@ void Server::remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t
     if (!cancelled) remote_fail(*read, code);
   } else {
     read->arrived |= 1u << group;
-    std::uint32_t there = read->told;
-    while ((read->arrived >> there & 1u) != 0) ++there;
-    if (there > read->told && read->code == Code::ok && !cancelled) {
-      read->told = there;
-      send(read->id.first, wire::kv_read_done{read->id.second, 0, there - 1});
-    }
+    remote_tell(*read);
   }
   remote_settle(read);
 }
@@ -402,7 +518,7 @@ void Server::remote_settle(const std::shared_ptr<RemoteRead>& read) {
   if (read->code != Code::ok) end.status = Error{read->code, 0, "a transfer to another machine failed"};
   end.bytes = read->bytes;
   end.verified = read->verified;
-  read_ended(read->id, read->read, end);
+  read_ended(read->id, read->read, end, read->disk_failed);
 }
 
 void Server::moved(transfer::OpId op, Code code) {
@@ -413,7 +529,7 @@ void Server::moved(transfer::OpId op, Code code) {
   done(code);
 }
 
-void Server::read_ended(const TransferId& id, const Read& read, const ColumnEnd& end) {
+void Server::read_ended(const TransferId& id, const Read& read, const ColumnEnd& end, bool by_disk) {
   const Code code = end.status.ok() ? Code::ok : end.status.error().code;
   volume_->read_end(read, end.verified);
   counters_.read_bytes += end.bytes;
@@ -440,6 +556,7 @@ void Server::read_ended(const TransferId& id, const Read& read, const ColumnEnd&
                 {"host", id.first.instance}});
     }
     send(id.first, wire::kv_read_done{id.second, static_cast<std::uint16_t>(code), 0});
+    if (by_disk && (code == Code::corrupt || code == Code::io)) column_bad(read.stripe, read.column, code);
   }
   stop_when_idle();
 }
@@ -508,12 +625,24 @@ void Server::put(Host& host, const wire::Envelope& message) {
     return;
   }
   if (want.volume != volume_number) return refuse(Code::not_found);
-  const auto layout = layouts_.find(want.fingerprint);
-  if (layout == layouts_.end()) return refuse(Code::unsupported);
-  Result<Shard> shard = shard_make(*layout->second, want.stripe, want.column, std::move(want.pages));
+  const auto layout = layouts_->find(want.fingerprint);
+  if (layout == layouts_->end()) return refuse(Code::unsupported);
+  Result<Shard> shard =
+      shard_make(*layout->second, want.stripe, want.column, std::move(want.pages), std::move(want.code));
   if (!shard) return refuse(shard.error().code);
-  const std::uint64_t keys = shard->pages[shard->column].keys.size();
-  if (want.slot.page_blocks != keys) return refuse(Code::stale);
+  std::vector<std::uint32_t> blocks;
+  for (const wire::PutPage& page : shard->pages)
+    blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
+  const Result<kv::StripeShape> shape =
+      kv::StripeShape::of(*layout->second, shard->code.data_columns, shard->code.parity_columns, blocks);
+  DI_ASSERT(shape.ok());  // shard_make made one
+  const bool parity = shape->is_parity(want.column);
+  const std::uint32_t slot_blocks = want.slot.page_blocks;
+  if (slot_blocks == 0 || slot_blocks > layout->second->page_blocks() ||
+      (parity ? layout->second->page_bytes(slot_blocks) < shape->column_bytes(want.column)
+              : slot_blocks != shape->page_blocks(shape->page_of(want.column)))) {
+    return refuse(Code::stale);
+  }
   Result<Put> begun = volume_->put_begin(*shard);
   if (!begun) {
     // A repetition of a put that is done is as good as the first.
@@ -528,21 +657,55 @@ void Server::put(Host& host, const wire::Envelope& message) {
   work->began = loop_.monotonic_now();
   work->arena = host.arena;
   work->layout = layout->second;
+  for (std::uint32_t group = 0; group < shape->groups(); ++group) {
+    const Strip strip = strip_of(*shape, work->want.column, group);
+    if (strip.bytes == 0) continue;
+    if (!work->pieces.empty() && work->pieces.back().offset + work->pieces.back().bytes == strip.offset) {
+      work->pieces.back().bytes += strip.bytes;
+    } else {
+      work->pieces.push_back(strip);
+    }
+  }
   ++puts_;
   if (host.here) return put_write(work);
   ++remote_;
+  put_fetch(work);
+}
+
+// Brings the column from its host into the buffer.
+void Server::put_fetch(const std::shared_ptr<PutWork>& work) {
   const std::uint64_t bytes = work->put.header.shard.payload_bytes();
   work->remote.reserve(bytes);
-  const transfer::Place from{{work->want.slot.slot, work->want.slot.generation}, 0, bytes};
-  const Result<transfer::OpId> op = fabric_->read(host.peer, work->want.transfer, from, work->remote.first(bytes),
-                                                  transfer::Class::writeback);
-  const auto failed = [this, work](Code code) {
-    PutOutcome outcome;
-    outcome.status = Error{code, 0, "the page could not be read from its host"};
-    put_ended(work, outcome);
-  };
-  if (!op) return failed(op.error().code);
-  moving_.emplace(*op, [this, work, failed](Code code) { code == Code::ok ? put_write(work) : failed(code); });
+  std::uint64_t at = 0;
+  for (const Strip& piece : work->pieces) {
+    const transfer::Place from{{work->want.slot.slot, work->want.slot.generation}, piece.offset, piece.bytes};
+    const Result<transfer::OpId> op =
+        fabric_->read(work->host, work->want.transfer, from, work->remote.first(at + piece.bytes).subspan(at),
+                      transfer::Class::writeback);
+    if (!op) {
+      work->moved = op.error().code;
+      break;
+    }
+    at += piece.bytes;
+    work->moving.insert(*op);
+    moving_.emplace(*op, [this, work, op = *op](Code code) {
+      work->moving.erase(op);
+      put_fetched(work, code);
+    });
+  }
+  if (work->moved != Code::ok) put_fetched(work, work->moved);
+}
+
+void Server::put_fetched(const std::shared_ptr<PutWork>& work, Code code) {
+  if (code != Code::ok) {
+    if (work->moved == Code::ok) work->moved = code;
+    for (const transfer::OpId op : std::set<transfer::OpId>(work->moving)) fabric_->cancel(op);
+  }
+  if (!work->moving.empty()) return;
+  if (work->moved == Code::ok) return put_write(work);
+  PutOutcome outcome;
+  outcome.status = Error{work->moved, 0, "the column could not be read from its host"};
+  put_ended(work, outcome);
 }
 
 void Server::put_write(const std::shared_ptr<PutWork>& work) {
@@ -554,7 +717,9 @@ void Server::put_write(const std::shared_ptr<PutWork>& work) {
     }
     const Result<ByteView> page = work->arena->page(*work->layout, work->want.slot);
     if (!page) return Error{Code::stale, 0, page.error().message};
-    return std::vector<ByteView>{*page};
+    std::vector<ByteView> pieces;
+    for (const Strip& piece : work->pieces) pieces.push_back(page->subspan(piece.offset, piece.bytes));
+    return pieces;
   };
   if (work->arena) job.current = [work] { return work->arena->current(work->want.slot); };
   job.done = [this, work](const PutOutcome& outcome) { put_ended(work, outcome); };
@@ -570,6 +735,7 @@ void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& o
   work->arena.reset();
   if (volume_->broken() && !was_broken) {
     log_error("store", "volume broken: a write of its tables failed", {{"error", outcome.status.error()}});
+    volumes_send();
   }
   const Shard& shard = work->put.header.shard;
   const auto answer = [this, work, code = outcome.status.ok() ? Code::ok : outcome.status.error().code] {
@@ -597,7 +763,15 @@ void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& o
 }
 
 void Server::free(const wire::kv_free& message) {
-  for (const std::uint64_t stripe : message.stripes) counters_.columns_freed += volume_->free(stripe);
+  if (!message.columns.empty() && message.columns.size() != message.stripes.size()) {
+    ++counters_.malformed;
+    return;
+  }
+  for (std::size_t i = 0; i < message.stripes.size(); ++i) {
+    std::optional<std::uint16_t> column;
+    if (!message.columns.empty()) column = message.columns[i];
+    counters_.columns_freed += volume_->free(message.stripes[i], column);
+  }
   sync_soon();
 }
 
@@ -626,6 +800,7 @@ void Server::sync_now() {
     ++counters_.syncs;
     if (!status.ok()) {
       log_error("store", "volume broken: a write of its tables failed", {{"error", status.error()}});
+      volumes_send();
     }
     for (const std::shared_ptr<PutWork>& work : std::exchange(flushing_, {})) {
       const auto answer = [this, work, code = status.ok() ? Code::ok : Code::io] {
@@ -651,9 +826,21 @@ void Server::sync_now() {
 
 // ---- inventory
 
-void Server::inventory_start(const Peer& meta) {
-  inventory_ = std::make_unique<Inventory>();
-  inventory_->meta = meta;
+Status Server::check(std::function<void(const Check&)> done) {
+  if (stopping_) return Error{Code::busy, 0, "the store stops"};
+  if (!inventory_) inventory_start();
+  // One under way will have counted everything, too.
+  if (inventory_->waiting.size() >= checks_max)
+    return Error{Code::busy, 0, "others wait for a check already"};
+  inventory_->waiting.push_back(std::move(done));
+  return {};
+}
+
+void Server::inventory_start() {
+  auto fresh = std::make_unique<Inventory>();
+  if (inventory_) fresh->waiting = std::move(inventory_->waiting);
+  inventory_ = std::move(fresh);
+  inventory_->meta = meta_;
   inventory_->number = ++inventories_begun_;
   inventory_next();
 }
@@ -661,58 +848,78 @@ void Server::inventory_start(const Peer& meta) {
 void Server::inventory_next() {
   std::vector<Read> reads;
   inventory_->last = !volume_->list(inventory_->from, inventory_part_max, reads);
-  const Status queued =
-      pool_->headers({reads, [this, number = inventory_->number, reads](std::vector<Result<SlotHeader>> headers) {
-                        inventory_read(number, reads, std::move(headers));
-                      }});
+  const Status queued = pool_->headers(
+      {reads, [this, number = inventory_->number, reads](std::vector<Result<SlotHeader>> headers) {
+         inventory_read(number, reads, std::move(headers));
+       }});
   DI_ASSERT(queued.ok());
   inventory_timer_.start_after(inventory_wait);
 }
 
 void Server::inventory_read(std::uint64_t number, std::vector<Read> reads,
                             std::vector<Result<SlotHeader>> headers) {
+  const bool current = inventory_ && inventory_->number == number;
+  Check ignored;
+  Check& found = current ? inventory_->found : ignored;
   wire::meta_inventory part;
   for (std::size_t i = 0; i < reads.size(); ++i) {
     const Read& read = reads[i];
     volume_->read_end(read);
+    ++found.slots;
     if (!headers[i]) {
-      if (headers[i].error().code == Code::corrupt) {
-        // Nobody will ever read it: its room is worth more.
-        ++counters_.slots_dropped;
-        log_warn("store", "dropped a slot without a good header",
-                 {{"stripe", read.stripe}, {"column", read.column}, {"error", headers[i].error()}});
-        volume_->free(read.stripe);
+      // di-meta hears of it by what is missing.
+      if (headers[i].error().code != Code::corrupt) {
+        ++found.unreadable;
+        continue;
       }
+      // Nobody will ever read it: its room is worth more.
+      ++found.corrupt;
+      log_warn("store", "dropped a slot without a good header",
+               {{"stripe", read.stripe}, {"column", read.column}, {"error", headers[i].error()}});
+      counters_.slots_dropped += volume_->free(read.stripe, read.column);
       continue;
     }
+    if (!read.unverified) ++found.verified;
     wire::ShardRecord record;
     record.stripe = read.stripe;
     record.volume = volume_number;
     record.column = read.column;
     record.generation = static_cast<std::uint32_t>(read.sequence);
-    record.fingerprint = headers[i]->shard.fingerprint;
-    record.pages = std::move(headers[i]->shard.pages);
+    Shard& shard = headers[i]->shard;
+    record.fingerprint = shard.fingerprint;
+    record.pages = std::move(shard.pages);
+    record.code = std::move(shard.code);
     part.shards.push_back(std::move(record));
   }
   stop_when_idle();
   if (!inventory_ || inventory_->number != number) return;
+  if (!inventory_->meta) return inventory_go_on();
   part.cursor = inventory_->cursor;
   part.last = inventory_->last;
-  send(inventory_->meta, part);
+  send(*inventory_->meta, part);
 }
 
 void Server::inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack) {
   if (!inventory_ || inventory_->meta != meta || ack.cursor != inventory_->cursor) return;
-  for (const std::uint64_t stripe : ack.unknown) counters_.columns_freed += volume_->free(stripe);
-  sync_soon();
-  if (inventory_->last) {
-    inventory_.reset();
-    inventory_timer_.cancel();
-    ++counters_.inventories;
-    return;
+  for (const std::uint64_t stripe : ack.unknown) {
+    const std::uint32_t freed = volume_->free(stripe);
+    counters_.columns_freed += freed;
+    inventory_->found.orphans += freed;
   }
-  ++inventory_->cursor;
-  inventory_next();
+  sync_soon();
+  inventory_go_on();
+}
+
+void Server::inventory_go_on() {
+  if (!inventory_->last) {
+    ++inventory_->cursor;
+    return inventory_next();
+  }
+  const std::unique_ptr<Inventory> over = std::move(inventory_);
+  inventory_timer_.cancel();
+  if (over->meta) ++counters_.inventories;
+  over->found.told = over->meta.has_value();
+  for (const auto& done : over->waiting) done(over->found);
 }
 
 // ---- stop
@@ -722,6 +929,7 @@ void Server::stop(std::function<void()> done) {
   stopped_ = std::move(done);
   inventory_.reset();
   inventory_timer_.cancel();
+  scrub_->stop();
   for (auto& [id, transfer] : transfers_) {
     transfer.cancelled->store(true, std::memory_order_relaxed);
     if (transfer.remote) remote_fail(*transfer.remote, Code::cancelled);

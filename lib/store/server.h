@@ -27,6 +27,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@
 #include "kv/arena.h"
 #include "loop/loop.h"
 #include "store/io.h"
+#include "store/scrub.h"
 #include "store/volume.h"
 #include "transfer/fabric.h"
 #include "transfer/shm.h"
@@ -60,8 +62,9 @@ struct ServerCounters {
   std::uint64_t puts_corrupt = 0;  // the arena's bytes did not match
   std::uint64_t puts_refused = 0;  // busy, stale, unknown layout, no arena
   std::uint64_t columns_freed = 0;
-  std::uint64_t inventories = 0;    // finished
-  std::uint64_t slots_dropped = 0;  // unreadable headers found by an inventory
+  std::uint64_t inventories = 0;      // finished
+  std::uint64_t slots_dropped = 0;    // wrong headers found by an inventory
+  std::uint64_t columns_dropped = 0;  // by reads, inventories and scrubs: not what they were
   std::uint64_t syncs = 0;
   std::uint64_t malformed = 0;
 };
@@ -73,6 +76,7 @@ class Server {
   // A part that is not acknowledged in this time: the inventory starts over.
   static constexpr Duration inventory_wait = seconds(10);
   static constexpr std::uint16_t volume_number = 0;
+  static constexpr std::size_t checks_max = 8;  // that wait
 
   struct Options {
     Peer self;            // generation: set_self()
@@ -82,6 +86,7 @@ class Server {
     std::size_t remote_max = 64;
     bool strict = false;
     Duration flush_every = milliseconds(100);
+    Scrub::Options scrub;
   };
   struct Hooks {
     std::function<void(const wire::Envelope&)> send;
@@ -89,6 +94,16 @@ class Server {
     // read in halves); the second gets the answer to a put and decides about it.
     std::function<void()> mid_segment;
     std::function<void(std::function<void()> answer)> put_written;
+    std::function<void()> scrub_beat;  // may be null
+  };
+  // What a look at every slot's header found.
+  struct Check {
+    std::uint64_t slots = 0;
+    std::uint64_t verified = 0;    // every byte was compared since the volume was opened
+    std::uint64_t corrupt = 0;     // headers that were not what they should be; dropped
+    std::uint64_t unreadable = 0;  // headers that could not be read
+    std::uint64_t orphans = 0;     // columns that di-meta did not know; freed
+    bool told = false;             // di-meta was there to be asked
   };
 
   // What the queue of the disk must have room for, so that queueing never fails: everything that may be
@@ -108,7 +123,7 @@ class Server {
   // Descriptors come with the members that serve a model; without one puts of its pages are refused.
   void learn_layout(const kv::Layout& layout);
 
-  // di-meta came (again): it gets the inventory.
+  // di-meta came (again): it gets the state of the volume, and the inventory.
   void meta_up(const Peer& meta);
   void meta_lost(const Peer& meta);
   // `here`: on this machine, so that its arena can be mapped.
@@ -117,6 +132,10 @@ class Server {
   void on_message(const wire::Envelope& message);
   // The fabric is done with an operation of this server.
   void moved(transfer::OpId op, Code code);
+
+  // Goes through the headers of all slots, which is also an inventory.  Errors: busy.
+  Status check(std::function<void(const Check&)> done);
+  [[nodiscard]] Scrub& scrub() { return *scrub_; }
 
   // Refuses new work, waits for what runs, writes everything behind, then calls `done`.
   void stop(std::function<void()> done);
@@ -150,8 +169,12 @@ class Server {
     std::shared_ptr<RemoteRead> remote;  // of a host on another machine
   };
   struct PutWork;
+  using Layouts = std::map<Key, std::shared_ptr<const kv::Layout>>;
+  class Places;
   struct Inventory {
-    Peer meta;
+    std::optional<Peer> meta;  // none: only a look
+    Check found;
+    std::vector<std::function<void(const Check&)>> waiting;
     std::uint64_t cursor = 0;
     SlotAddress from;
     bool last = false;
@@ -168,26 +191,33 @@ class Server {
 
   void read(Host& host, const wire::Envelope& message);
   [[nodiscard]] bool is_page(std::uint32_t blocks, std::uint64_t bytes) const;
-  [[nodiscard]] ColumnRead job_of(const wire::kv_read& want, const Read& read, const Transfer& transfer) const;
-  void read_ended(const TransferId& id, const Read& read, const ColumnEnd& end);
+  [[nodiscard]] ColumnRead job_of(const wire::kv_read& want, const Read& read,
+                                  const Transfer& transfer) const;
+  void read_ended(const TransferId& id, const Read& read, const ColumnEnd& end, bool by_disk);
   void refuse_read(const Peer& host, std::uint64_t transfer, Code code);
   void cancel(const Peer& host, std::uint64_t transfer);
   void put(Host& host, const wire::Envelope& message);
+  void put_fetch(const std::shared_ptr<PutWork>& work);
+  void put_fetched(const std::shared_ptr<PutWork>& work, Code code);
   void put_write(const std::shared_ptr<PutWork>& work);
   void put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome);
   void read_remote(Host& host, const wire::kv_read& want);
   void remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group);
-  void remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, std::uint64_t offset,
-                      std::uint64_t bytes);
+  void remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group);
+  void remote_tell(RemoteRead& read);
   void remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code);
   void remote_fail(RemoteRead& read, Code code);
   void remote_settle(const std::shared_ptr<RemoteRead>& read);
   void put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code);
   void free(const wire::kv_free& message);
-  void inventory_start(const Peer& meta);
+  void volumes_send();
+  // A column of the volume is not what it should be, or could not be read: di-meta hears of it.
+  void column_bad(std::uint64_t stripe, std::uint16_t column, Code code);
+  void inventory_start();
   void inventory_next();
   void inventory_read(std::uint64_t number, std::vector<Read> reads, std::vector<Result<SlotHeader>> headers);
   void inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack);
+  void inventory_go_on();
   void sync_soon();
   void sync_now();
   void stop_when_idle();
@@ -198,9 +228,10 @@ class Server {
   std::unique_ptr<Disk> disk_;
   std::unique_ptr<Volume> volume_;
   transfer::Fabric* fabric_;
-  std::map<transfer::OpId, std::function<void(Code)>> moving_;  // bounded with remote_
-  std::size_t remote_ = 0;                                      // buffers in use
-  std::map<Key, std::shared_ptr<const kv::Layout>> layouts_;
+  std::map<transfer::OpId, std::function<void(Code)>> moving_;                  // bounded with remote_
+  std::size_t remote_ = 0;                                                      // buffers in use
+  std::shared_ptr<const Layouts> layouts_ = std::make_shared<const Layouts>();  // the disk's thread reads it
+  std::optional<Peer> meta_;
   std::map<std::string, Host> hosts_;
   std::map<TransferId, Transfer> transfers_;
   std::size_t puts_ = 0;
@@ -216,6 +247,7 @@ class Server {
   Histogram put_us_;
   loop::Timer sync_timer_;
   loop::Timer inventory_timer_;
+  std::unique_ptr<Scrub> scrub_;
   std::unique_ptr<IoPool> pool_;  // last: its thread uses what is above
 };
 

@@ -383,11 +383,13 @@ void Volume::read_end(const Read& read, bool verified) {
   if (slot.state == SlotState::doomed && slot.readers == 0) release(read.at);
 }
 
-std::uint32_t Volume::free(std::uint64_t stripe) {
+std::uint32_t Volume::free(std::uint64_t stripe, std::optional<std::uint16_t> column) {
   std::uint32_t count = 0;
   const auto stripe_of = [this](std::uint32_t number) { return slot_at(address_of(number)).stripe; };
   while (true) {
-    const std::uint32_t number = index_.find(stripe, stripe_of, [](std::uint32_t) { return true; });
+    const std::uint32_t number = index_.find(stripe, stripe_of, [&](std::uint32_t other) {
+      return !column || slot_at(address_of(other)).column == *column;
+    });
     if (number == SlotIndex::none) return count;
     const SlotAddress at = address_of(number);
     index_erase(at);

@@ -120,8 +120,8 @@ class Volume {
   // `verified`: the whole payload was compared with its checksums and is good.
   void read_end(const Read& read, bool verified = false);
 
-  // Frees every column of a stripe; returns how many there were.  A column being written is not found.
-  std::uint32_t free(std::uint64_t stripe);
+  // Frees a column of a stripe, or all; returns how many there were.  A column being written is not found.
+  std::uint32_t free(std::uint64_t stripe, std::optional<std::uint16_t> column = {});
 
   // Nothing when nothing is to be written behind or a sync is in progress.
   std::optional<Sync> sync_begin();

@@ -396,7 +396,7 @@ TEST(IoPool, slot_is_written_after_the_metadata_that_it_counts_on) {
   Pooled p(disk, {.threads = 8});
   disk.shut();
   const Geometry& geometry = p.volume->geometry();
-  const std::uint64_t slot_bytes = slot_class_of(p.layout, 8).slot_bytes;
+  const std::uint64_t slot_bytes = slot_class_of(p.layout, p.layout.page_bytes(8)).slot_bytes;
   const std::uint64_t table = geometry.segment_table_offset;
   ASSERT_EQ(p.put(1, 8), Code::ok);  // binds segment 0 and opens it
   ASSERT_EQ(p.put(2, 8), Code::ok);  // counts on that

@@ -45,7 +45,7 @@ inline wire::PutPage page_of(const kv::Layout& layout, std::uint64_t stripe, std
 }
 
 inline Shard shard_of(const kv::Layout& layout, std::uint64_t stripe, std::uint32_t blocks) {
-  auto shard = shard_make(layout, stripe, 0, {page_of(layout, stripe, blocks)});
+  auto shard = shard_make(layout, stripe, 0, {page_of(layout, stripe, blocks)}, {1, 0, {}});
   EXPECT_TRUE(shard.ok());
   return *std::move(shard);
 }

@@ -60,7 +60,7 @@ TEST(Volume, full_volume_answers_no_space_and_takes_again_after_a_free) {
   while ((last = shelf.put(stripe, 8)).ok()) ++stripe;
   EXPECT_EQ(last.error().code, Code::no_space);
   const std::uint64_t count = stripe - 1;
-  EXPECT_EQ(count, shelf.volume->geometry().segments * (4 * mib / slot_class_of(shelf.layout, 8).slot_bytes));
+  EXPECT_EQ(count, shelf.volume->geometry().segments * (4 * mib / slot_class_of(shelf.layout, shelf.layout.page_bytes(8)).slot_bytes));
   EXPECT_EQ(shelf.volume->free(1), 1u);
   EXPECT_EQ(shelf.volume->free(1), 0u);
   EXPECT_TRUE(shelf.put(stripe, 8).ok());
@@ -177,7 +177,7 @@ TEST(Volume, failed_slot_write_is_an_error_and_its_slot_is_left_alone) {
 TEST(Volume, torn_slot_write_is_found_at_restart) {
   const std::uint32_t blocks = 2;
   const kv::Layout layout = kv::layout_v41();
-  const std::uint64_t bytes = slot_class_of(layout, blocks).header_bytes + layout.page_bytes(blocks);
+  const std::uint64_t bytes = slot_class_of(layout, layout.page_bytes(blocks)).header_bytes + layout.page_bytes(blocks);
   for (std::uint64_t torn = 0; torn <= bytes; torn += 4096) {
     Shelf shelf(4 * mib, 512 << 10);
     ASSERT_TRUE(shelf.put(1, blocks).ok());
@@ -502,7 +502,7 @@ TEST(Volume, golden_image) {
       payload[at] = static_cast<std::byte>(group + 1);
       page.crcs[group] = crc32c(ByteView(payload).subspan(at, shelf.layout.segment_bytes(group, 1)));
     }
-    const auto put = shelf.volume->put_begin(*shard_make(shelf.layout, stripe, 0, {page}));
+    const auto put = shelf.volume->put_begin(*shard_make(shelf.layout, stripe, 0, {page}, {1, 0, {}}));
     ASSERT_TRUE(put.ok()) << put.error().message;
     const PutOutcome outcome = put_run(
         shelf.disk, *put,
