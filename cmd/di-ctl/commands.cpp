@@ -33,6 +33,7 @@ constexpr Command table[] = {
     {"explain", "ID", Scope::first, "the life of one request"},
     {"drain", "INSTANCE", Scope::named, "take no new work, finish what runs"},
     {"resume", "INSTANCE", Scope::named, "take work again"},
+    {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds"},
     {"reload", "", Scope::each, "read the configuration again"},
     {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},
     {"clock advance", "MS", Scope::each, "move product time (clock.manual) and run what becomes due"},

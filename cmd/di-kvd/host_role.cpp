@@ -5,6 +5,7 @@
 
 #include "base/checksum.h"
 #include "base/log.h"
+#include "daemon/ready.h"
 #include "net/envelope.h"
 
 namespace di::kvd {
@@ -35,7 +36,22 @@ void host_params(config::Params& params, HostConfig& config) {
       "kv.arena_bytes", config.arena_bytes,
       {.def = 256_MiB, .min = 1_MiB, .help = "payload of the arena that the ranks of this host share"});
   params.boolean("kv.prefault", config.prefault,
-                 {.help = "touch the whole arena before being ready, about a second per GiB"});
+                 {.help = "touch the whole arena before being ready, on all cores, and lock it in memory"});
+  params.choice<kv::HugePages>("kv.hugepages", config.huge_pages,
+                               {{kv::HugePages::automatic, "auto"},
+                                {kv::HugePages::off, "off"},
+                                {kv::HugePages::on, "on"}},
+                               {.def = kv::HugePages::automatic,
+                                .help = "pages of 2 MiB for the arena: when the pool has enough, never, or not "
+                                        "without them"});
+  params.choice<Park>("kv.park", config.park,
+                      {{Park::automatic, "auto"},
+                       {Park::systemd, "systemd"},
+                       {Park::holder, "holder"},
+                       {Park::off, "off"}},
+                      {.def = Park::automatic,
+                       .help = "who keeps the arena while di-kvd is restarted: systemd where it can, else a "
+                               "di-hold process"});
   params.integer("kv.fetch_delay_ms", config.fetch_delay_ms,
                  {.max = 60000, .help = "slows every layer group of a fetch down by so much, for tests"});
   params.choice("kv.admit", config.admit,
@@ -73,6 +89,10 @@ class HostRole::Port final : public host::ArenaPort {
   void slot_segments(std::uint32_t slot, std::uint32_t segments) override {
     arena_.slot_segments(slot, segments);
   }
+  void slot_record(std::uint32_t slot, const kv::PageRecord& record) override {
+    if (!arena_.slot_record(slot, record)) ++unrecorded;
+  }
+  void slot_stored(std::uint32_t slot) override { arena_.slot_stored(slot); }
   void slot_free(std::uint32_t slot) override { arena_.slot_free(slot); }
   void entry_open(std::uint32_t handle) override { arena_.entry_open(handle); }
   void entry_set(std::uint32_t handle, const kv::Readiness& readiness) override {
@@ -82,6 +102,8 @@ class HostRole::Port final : public host::ArenaPort {
   std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override {
     return crc32c(arena_.payload(offset, bytes));
   }
+
+  std::uint64_t unrecorded = 0;  // sealed pages that the next owner will not find
 
  private:
   kv::ArenaOwner& arena_;
@@ -162,12 +184,13 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
   arena.payload_bytes = config_.arena_bytes;
   arena.slots_max = slots_of(config_.arena_bytes);
   arena.entries_max = entries;
+  arena.huge_pages = config_.huge_pages;
   arena.prefault = config_.prefault;
-  auto made = kv::ArenaOwner::create(arena);
-  if (!made) return made.error();
-  arena_ = *std::move(made);
-  port_ = std::make_unique<Port>(*arena_);
-  data_ = std::make_unique<Data>(*arena_);
+  arena.progress = [](std::uint64_t done_bytes, std::uint64_t bytes) {
+    log_info("arena", "prefault", {{"done_bytes", done_bytes}, {"bytes", bytes}});
+    // systemd waits as long as this goes on.
+    daemon::notify_supervisor("EXTEND_TIMEOUT_USEC=30000000");
+  };
 
   host::Core::Options options;
   options.self.instance = std::string(daemon.instance());
@@ -179,9 +202,44 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
   options.writeback.queue_pages = config_.writeback_queue_pages;
   options.handover.hold = config_.hold;
   options.handover.push_wait = config_.handover_wait;
+  return open_arena(options, arena);
+}
+
+void HostRole::make_core(const host::Core::Options& options) {
+  core_.reset();
+  port_ = std::make_unique<Port>(*arena_);
+  data_ = std::make_unique<Data>(*arena_);
   core_ = std::make_unique<host::Core>(options, *port_, *data_);
-  log_info("host", "arena made",
-           {{"bytes", arena_->bytes()}, {"slots", arena.slots_max}, {"prefault", config_.prefault}});
+}
+
+Status HostRole::open_arena(const host::Core::Options& options, const kv::ArenaOwner::Options& arena) {
+  parking_ = std::make_unique<Parking>(config_.park, daemon_->config().run_dir, options.self.instance);
+  auto opened = arena_open(*parking_, arena);
+  if (!opened) return opened.error();
+  arena_ = std::move(opened->arena);
+  make_core(options);
+  const std::size_t slots = opened->former ? opened->former->slots.size() : 0;
+  if (opened->former) {
+    if (const Status restored = core_->restore(*std::move(opened->former)); !restored.ok()) {
+      log_warn("arena", "the parked arena is of no use", {{"error", restored.error()}});
+      core_.reset();
+      arena_.reset();
+      opened = arena_make(*parking_, arena);
+      if (!opened) return opened.error();
+      arena_ = std::move(opened->arena);
+      make_core(options);
+    }
+  }
+  const bool recovered = arena_->epoch() > 1;
+  log_info("host", recovered ? "arena taken over" : "arena made",
+           {{"bytes", arena_->bytes()},
+            {"slots", arena.slots_max},
+            {"taken_slots", recovered ? slots : 0},
+            {"epoch", arena_->epoch()},
+            {"parked_with", parking_->keeper()},
+            {"prefault", config_.prefault},
+            {"hugepages", arena_->huge_pages()},
+            {"locked", arena_->locked()}});
   return {};
 }
 
@@ -193,11 +251,16 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
   });
   liveness_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "host leases", [this] {
     core_->on_time(now());
+    look_at_refused();
     touched_ = true;
   });
   loop.on_turn_end([this] {
     if (touched_) turn();
   });
+  parking_->watch(loop, arena_->fd());
+  if (core_->recovering()) {
+    recovery_ = std::make_unique<Recovery>(loop, *arena_, *core_, [this] { touched_ = true; });
+  }
 
   auto plane = DataPlane::start(daemon, data_config_, data_.get(),
                                 {.done =
@@ -306,7 +369,14 @@ void HostRole::peer_up(const net::Member& member) {
   if (kind == host::PeerKind::rank && !member.layout.empty()) {
     const auto layout = kv::Layout::decode(member.layout);
     const Status taken = layout ? core_->set_layout(*layout) : Status(layout.error());
-    if (!taken.ok()) {
+    if (taken.ok()) {
+      if (!arena_->set_layout(*layout)) log_warn("arena", "layout too long to be parked");
+    } else if (taken.error().code == Code::busy) {
+      // Pages of another model, of before a restart, are still used or checked: once more when they are not.
+      std::erase_if(refused_, [&](const net::Member& other) { return other.id == member.id; });
+      refused_.push_back(member);
+      return;
+    } else {
       // Its pages would have other sizes than everybody else's: it gets no answers, and computes alone.
       log_error("host", "layout refused", {{"peer", member.instance}, {"error", taken.error()}});
       core_->on_peer_up(peer, host::PeerKind::other, remote, now());
@@ -314,6 +384,13 @@ void HostRole::peer_up(const net::Member& member) {
     }
   }
   core_->on_peer_up(peer, kind, remote, now());
+}
+
+void HostRole::look_at_refused() {
+  for (const net::Member& member : std::exchange(refused_, {})) {
+    const auto known = peers_.find(member.id);
+    if (known != peers_.end() && known->second.generation == member.generation) peer_up(member);
+  }
 }
 
 void HostRole::peer_lost(net::PeerId id, std::uint32_t generation) {
@@ -348,6 +425,7 @@ void HostRole::turn() {
   touched_ = false;
   host::Due due = core_->next_due();
   for (const Delayed& held : delayed_) due.sooner_liveness(held.at);
+  if (!refused_.empty()) due.sooner_liveness(at.liveness + look_again_after);
   product_timer_->start_at(due.product);
   liveness_timer_->start_at(due.liveness);
   const bool done = core_->writeback().pending() == 0 && core_->handovers().sources() == 0;
@@ -501,6 +579,18 @@ bool HostRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply
     reply.end();
     return true;
   }
+  if (words == std::vector<std::string>{"kv", "drop", "arena"}) {
+    const host::Pages::Dropped dropped = core_->drop_arena(now());
+    touched_ = true;
+    daemon::Row row;
+    row.number("pages", dropped.pages)
+        .number("blocks", dropped.blocks)
+        .number("bytes", dropped.bytes)
+        .number("kept_pages", core_->pages().all().size());
+    reply.row(row);
+    reply.end();
+    return true;
+  }
   if (words == std::vector<std::string>{"show", "kv", "pages"}) {
     listings_.push_back(std::make_unique<Listing>(daemon_->loop(), core_->pages(), std::move(reply)));
     return true;
@@ -542,6 +632,11 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_pages_filled_total", "Pages filled from stores and other arenas", pages.filled);
   counter("di_kv_pages_duplicate_total", "Sealed pages that brought no new block", pages.duplicates);
   counter("di_kv_pages_evicted_total", "Pages thrown out for room", pages.evicted);
+  counter("di_kv_pages_dropped_total", "Pages thrown out by order", pages.dropped);
+  counter("di_kv_pages_recovered_total", "Pages kept over a restart", pages.recovered);
+  metrics.counter_from("di_kv_pages_recovery_bad_total", "Pages not kept because they did not match their records",
+                       [this] { return core_->recovery().bad(); });
+  counter("di_kv_pages_unrecorded_total", "Sealed pages that a restart would lose", port_->unrecorded);
   counter("di_kv_pages_quarantined_total", "Pages that waited for their writer to let go", pages.quarantined);
   counter("di_kv_room_refused_total", "Requests for room that found none", pages.room_refused);
   const host::WritebackCounters& back = core_->writeback().counters();

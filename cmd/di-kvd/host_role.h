@@ -4,7 +4,7 @@
 // core decides.  Checksums of what ranks seal and stores deliver are computed on this thread, one page
 // (about 1 MiB, 0.15 ms) per message.  Bounds: kv.arena_bytes; what the core bounds.
 //
-// Life: prepare makes the arena; start registers; once registered (the arena's generation is the
+// Life: prepare takes the arena that is parked, or makes and parks one; start registers; once registered (the arena's generation is the
 // instance's) the arena socket listens and the daemon is ready; stop waits for pending write-backs and
 // hand-overs, at most drain.timeout.
 #pragma once
@@ -20,6 +20,8 @@
 #include "data_plane.h"
 #include "host/core.h"
 #include "kv/arena.h"
+#include "parking.h"
+#include "recovery.h"
 #include "transfer/shm.h"
 #include "wire/envelope.h"
 
@@ -28,6 +30,8 @@ namespace di::kvd {
 struct HostConfig {
   std::uint64_t arena_bytes = 0;
   bool prefault = false;
+  Park park = Park::automatic;
+  kv::HugePages huge_pages = kv::HugePages::automatic;
   std::uint32_t fetch_delay_ms = 0;
   host::Admit admit = host::Admit::always;
   std::uint32_t writeback_queue_pages = 0;
@@ -45,7 +49,7 @@ class HostRole final : public daemon::Program {
   Status on_prepare(daemon::Daemon& daemon) override;
   Status on_start(daemon::Daemon& daemon) override;
   void on_stop(daemon::Daemon& daemon) override;
-  // show kv, show kv pages, show kv holders.
+  // show kv, show kv pages, show kv holders, kv drop arena.
   bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
   void on_dump() override;
 
@@ -59,7 +63,11 @@ class HostRole final : public daemon::Program {
   void deliver(const net::Incoming& in);
   void peer_up(const net::Member& member);
   void peer_lost(net::PeerId id, std::uint32_t generation);
+  void make_core(const host::Core::Options& options);
+  Status open_arena(const host::Core::Options& options, const kv::ArenaOwner::Options& arena);
   void listen_arena();
+  // Peers whose layout waits for the pages of another one to go.
+  void look_at_refused();
   // The end of every turn that did something: sends, loops back, sets timers.
   void turn();
   void send(wire::Envelope message);
@@ -70,6 +78,7 @@ class HostRole final : public daemon::Program {
   HostConfig config_;
   DataConfig data_config_;
   daemon::Daemon* daemon_ = nullptr;
+  std::unique_ptr<Parking> parking_;
   std::unique_ptr<kv::ArenaOwner> arena_;
   std::unique_ptr<Port> port_;
   std::unique_ptr<Data> data_;
@@ -78,6 +87,7 @@ class HostRole final : public daemon::Program {
   std::unique_ptr<loop::Timer> product_timer_;
   std::unique_ptr<loop::Timer> liveness_timer_;
   std::map<net::PeerId, host::Peer> peers_;
+  std::vector<net::Member> refused_;
   struct Delayed {
     Instant at;  // liveness time
     bool incoming = false;
@@ -87,6 +97,7 @@ class HostRole final : public daemon::Program {
   std::vector<std::unique_ptr<Listing>> listings_;
   bool touched_ = false;  // something happened in this turn
   bool stopping_ = false;
+  std::unique_ptr<Recovery> recovery_;
   std::unique_ptr<DataPlane> plane_;  // last: its thread uses the arena
 };
 

@@ -446,6 +446,7 @@ bool ScriptEngine::swap_in(Sequence& sequence, Duration swap_wait, RowResult& re
   }
   sequence.swapped_blocks = sequence.spec.cached_tokens / layout.block_tokens();
   sequence.computed = sequence.spec.cached_tokens;
+  sequence.spec.source.reset();
   return true;
 }
 

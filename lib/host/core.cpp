@@ -23,8 +23,52 @@ Core::Core(const Options& options, ArenaPort& port, DataPort& data)
       handovers_(options.handover, pages_, entries_, port, data, pushes_, *this, numbers_, out_) {}
 
 void Core::set_self(const Peer& self) {
-  DI_ASSERT(claims_.empty() && pages_.all().empty());
+  DI_ASSERT(claims_.empty());
   options_.self = self;
+}
+
+Status Core::set_layout(const kv::Layout& layout) {
+  if (layout_inherited_ && pages_.layout() != layout) {
+    pages_.drop_evictable();
+    if (Status replaced = pages_.replace_layout(layout); !replaced.ok()) return replaced;
+  }
+  layout_inherited_ = false;
+  return pages_.set_layout(layout);
+}
+
+Status Core::restore(kv::Former former) {
+  for (std::uint32_t index = 0; index < former.entry_generations.size(); ++index)
+    entries_.restore_generation(index, former.entry_generations[index]);
+  if (!former.layout) {
+    if (!former.slots.empty()) return Error{Code::corrupt, 0, "arena: slots without a layout"};
+    pages_.continue_generations(std::move(former.slot_generations));
+    return {};
+  }
+  layout_inherited_ = true;
+  const kv::Layout layout = *former.layout;
+  return recovery_.begin(layout, std::move(former));
+}
+
+void Core::on_checked(std::uint32_t slot, bool good, const Now& now) {
+  recovery_.checked(slot, good);
+  // What was not in the store when the last owner died; as much as the queue takes without dropping any.
+  const auto page = pages_.all().find(slot);
+  if (good && page != pages_.all().end() && page->second.owned > 0 &&
+      writeback_.pending() < options_.writeback.queue_pages) {
+    writeback_.sealed(slot, 0);
+  }
+  settle(now);
+}
+
+void Core::on_former_gone(const Now& now) {
+  recovery_.former_gone();
+  settle(now);
+}
+
+Pages::Dropped Core::drop_arena(const Now& now) {
+  const Pages::Dropped dropped = pages_.drop_evictable();
+  settle(now);
+  return dropped;
 }
 
 std::optional<Peer> Core::up(const std::string& instance, PeerKind kind) const {
@@ -499,7 +543,7 @@ std::vector<Gauge> Core::gauges() const {
     claim_pins += claim.pins.slots.size();
     grants += claim.grants.size();
   }
-  std::uint64_t lingering = 0;
+  std::uint64_t lingering = recovery_.pins();
   for (const auto& [client, pins] : lingering_) lingering += pins.slots.size();
   std::uint64_t quarantined = 0;
   for (const auto& [slot, page] : pages_.all()) quarantined += page.state == PageState::quarantined ? 1 : 0;
@@ -555,6 +599,7 @@ Status Core::check() const {
     if (!attached_.contains(client)) return broken("pages wait for a reader that is gone");
     for (const std::uint32_t slot : lingering.slots) ++pins[slot];
   }
+  DI_TRY(recovery_.check(pins));
   for (const Holder& holder : handovers_.holders()) holders.push_back(holder);
   for (const Holder& holder : holders) {
     const auto peer = peers_.find(holder.client.instance);

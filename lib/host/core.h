@@ -28,6 +28,7 @@
 #include "host/pages.h"
 #include "host/port.h"
 #include "host/push.h"
+#include "host/recover.h"
 #include "host/serve.h"
 #include "host/writeback.h"
 #include "wire/envelope.h"
@@ -71,7 +72,22 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   void set_self(const Peer& self);
   [[nodiscard]] Peer self() const override { return options_.self; }
   // What a page looks like: from the first rank that registers a model.  Errors: as Pages::set_layout.
-  Status set_layout(const kv::Layout& layout) { return pages_.set_layout(layout); }
+  // One that came with the memory of an earlier start gives way, with its pages; busy while some process
+  // still uses those.
+  Status set_layout(const kv::Layout& layout);
+
+  // The memory of an earlier start (host/recover.h): before anything else happens, and set_self comes later.
+  // Errors: the memory is of no use, and neither is this object.
+  Status restore(kv::Former former);
+  [[nodiscard]] std::vector<Recovery::Check> take_checks() { return recovery_.take_checks(); }
+  void on_checked(std::uint32_t slot, bool good, const Now& now);
+  // Asked for while recovering().
+  void on_former_gone(const Now& now);
+  [[nodiscard]] bool recovering() const { return recovery_.active(); }
+  [[nodiscard]] const Recovery& recovery() const { return recovery_; }
+
+  // Throws out what nobody holds.
+  Pages::Dropped drop_arena(const Now& now);
 
   // Up and lost strictly alternate for an instance (net/peer.h).  `remote`: on another machine, so that it
   // cannot map the arena.
@@ -166,6 +182,8 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   std::map<Holder, Claim> claims_;
   // What lost ranks may still be reading: kept until they let go of the arena.
   std::map<Peer, PinSet> lingering_;
+  Recovery recovery_{pages_};
+  bool layout_inherited_ = false;  // no rank has registered with it yet
   bool snapshot_due_ = false;
   std::uint64_t delta_seq_ = 0;
   CoreCounters counters_;

@@ -1,6 +1,7 @@
 #include "host/pages.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace di::host {
 
@@ -38,6 +39,8 @@ Status Pages::set_layout(const kv::Layout& layout) {
                                                     .slots_max = options_.slots_max});
   if (!pool) return pool.error();
   pool_.emplace(std::move(*pool));
+  for (std::uint32_t slot = 0; slot < generations_.size(); ++slot)
+    pool_->restore_generation(slot, generations_[slot]);
   layout_ = layout;
   return {};
 }
@@ -111,6 +114,7 @@ void Pages::seal(std::uint32_t slot, const Key& parent, std::vector<Key> keys,
   sealed.groups = layout_->groups();
   port_.slot_crcs(slot, sealed.crcs);
   port_.slot_segments(slot, (1u << sealed.groups) - 1);
+  record(sealed);
   port_.slot_state(slot, kv::SlotState::sealed);
   ++counters_.sealed;
   index_add(sealed);
@@ -141,6 +145,7 @@ bool Pages::verify_next(std::uint32_t slot) {
   ++filling.groups;
   port_.slot_segments(slot, (1u << filling.groups) - 1);
   if (filling.groups < layout_->groups()) return true;
+  record(filling);
   DI_ASSERT(filling.pins > 0);
   if (filling.indexed) index_remove(filling);
   filling.state = PageState::sealed;
@@ -176,6 +181,76 @@ void Pages::writer_gone(const Peer& rank) {
     }
   }
   for (const std::uint32_t slot : over) settle(slot);
+}
+
+Status Pages::restore(const kv::Layout& layout, const kv::Former& former) {
+  DI_ASSERT(pages_.empty());
+  generations_ = former.slot_generations;
+  if (Status set = set_layout(layout); !set.ok()) return set;
+  for (const kv::FormerSlot& slot : former.slots) {
+    if (Status taken = pool_->restore(slot.place); !taken.ok()) return taken;
+    Page held;
+    held.place = slot.place;
+    held.state = PageState::quarantined;
+    held.blocks = slot.page_blocks;
+    held.former = true;
+    held.checking = slot.record.has_value();
+    held.shown = true;
+    if (slot.record) next_number_ = std::max(next_number_, slot.record->number + 1);
+    held.number = slot.record ? slot.record->number : 0;
+    pages_.emplace(slot.place.slot, std::move(held));
+  }
+  return {};
+}
+
+void Pages::checked(std::uint32_t slot, std::optional<kv::PageRecord> record, PinSet& pins) {
+  Page& found = page(slot);
+  DI_ASSERT(found.state == PageState::quarantined && found.checking);
+  found.checking = false;
+  if (!record) return settle(slot);
+  DI_ASSERT(record->keys.size() == found.blocks && record->crcs.size() == layout_->groups());
+  found.state = PageState::sealed;
+  found.former = false;
+  found.parent = record->parent;
+  found.keys = std::move(record->keys);
+  found.crcs = std::move(record->crcs);
+  found.groups = layout_->groups();
+  found.stored = record->stored;
+  pin(pins, slot);
+  index_add(found);
+  ++counters_.recovered;
+}
+
+void Pages::former_gone() {
+  std::vector<std::uint32_t> over;
+  for (auto& [slot, held] : pages_) {
+    if (std::exchange(held.former, false)) over.push_back(slot);
+  }
+  for (const std::uint32_t slot : over) settle(slot);
+}
+
+Status Pages::replace_layout(const kv::Layout& layout) {
+  if (!pages_.empty()) return Error{Code::busy, 0, "the arena still holds pages of another layout"};
+  if (pool_) {
+    generations_.resize(options_.slots_max);
+    for (std::uint32_t slot = 0; slot < options_.slots_max; ++slot)
+      generations_[slot] = pool_->last_generation(slot);
+  }
+  layout_.reset();
+  return set_layout(layout);
+}
+
+Pages::Dropped Pages::drop_evictable() {
+  Dropped dropped;
+  while (!evictable_.empty()) {
+    const std::uint32_t slot = evictable_.begin()->second;
+    ++dropped.pages;
+    dropped.blocks += at(slot).owned;
+    dropped.bytes += at(slot).place.bytes;
+    ++counters_.dropped;
+    free(slot);
+  }
+  return dropped;
 }
 
 void Pages::pin(PinSet& pins, std::uint32_t slot) {
@@ -356,10 +431,18 @@ void Pages::show(Page& fresh, kv::SlotState state) {
   fresh.shown = true;
 }
 
+void Pages::record(const Page& sealed) {
+  // A page without keys is of use only to the request that it was made for.
+  if (sealed.keys.empty()) return;
+  port_.slot_record(sealed.place.slot,
+                    {sealed.number, sealed.parent, sealed.keys, sealed.crcs, sealed.stored});
+}
+
 // What follows from who still uses the page.
 void Pages::settle(std::uint32_t slot) {
   Page& held = page(slot);
-  if (held.pins > 0) return;
+  // What a process of before may be reading stays readable.
+  if (held.pins > 0 || held.former || held.checking) return;
   if (held.state == PageState::quarantined) {
     // Nobody reads it: references to it go stale at once, and its room is kept while somebody may write.
     if (held.shown) port_.slot_free(slot);
@@ -380,6 +463,7 @@ void Pages::free(std::uint32_t slot) {
   Page& gone = page(slot);
   DI_ASSERT(gone.pins == 0 && !gone.peer_writes && !gone.rank_writes);
   not_evictable(gone);
+  DI_ASSERT(!gone.former && !gone.checking);
   if (gone.indexed) index_remove(gone);
   if (gone.published && added_.erase(slot) == 0) removed_.push_back(gone.number);
   if (gone.shown) port_.slot_free(slot);
@@ -407,6 +491,8 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
       return broken("evictable and used, or neither", slot);
     }
     if (held.use != 0) evictable += held.place.bytes;
+    if ((held.former || held.checking) && held.state != PageState::quarantined)
+      return broken("a page of before is in use", slot);
     switch (held.state) {
       case PageState::granted:
         if (held.pins != 0 || held.indexed || held.published || held.peer_writes)
@@ -433,6 +519,7 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
       }
       case PageState::quarantined:
         if (held.indexed || held.published) return broken("quarantined page can be found", slot);
+        if (held.former || held.checking) break;
         if (held.pins == 0 && !held.peer_writes && !held.rank_writes)
           return broken("quarantined for nobody", slot);
         break;

@@ -14,6 +14,8 @@
 //   sealed       last unpin, owns none (duplicate, tail)     (free)
 //   sealed       evicted                                     (free)
 //   quarantined  nobody writes and nobody pins any more      (free)
+//   (start)      taken when the last owner ended             quarantined, used by processes of that time
+//   quarantined  its record and its bytes are found right    sealed, pinned while those processes are there
 //
 // Identity is per block, storage per page: a key belongs to the first sealed page that brought it; when
 // that page goes, to the next one.  A page that owns a key is told to di-meta (take_changes).
@@ -56,6 +58,8 @@ struct Page {
   std::uint32_t pins = 0;
   bool peer_writes = false;         // a store or another host may write into it
   std::optional<Peer> rank_writes;  // quarantined: a lost rank that still maps the arena
+  bool former = false;              // quarantined: a process of an earlier owner may use it
+  bool checking = false;            // quarantined: its bytes are being compared with its record
   bool stored = false;              // it came from elsewhere or was offered to the store
   bool indexed = false;             // its keys are in the index (filling or sealed)
   bool shown = false;               // the slot's entry in the index page is open
@@ -81,6 +85,8 @@ struct PageCounters {
   std::uint64_t filled = 0;      // from the store or another arena
   std::uint64_t duplicates = 0;  // sealed and owning no key
   std::uint64_t evicted = 0;
+  std::uint64_t dropped = 0;     // by order
+  std::uint64_t recovered = 0;   // of an earlier owner of the arena
   std::uint64_t quarantined = 0;
   std::uint64_t room_refused = 0;
 };
@@ -121,6 +127,27 @@ class Pages {
   // That process can write no byte any more.
   void writer_gone(const Peer& rank);
 
+  // What an earlier owner of the arena had given out: every slot is quarantined, and those with a record are
+  // checking.  Before anything else is taken.  Errors: corrupt (slots overlap), invalid (layout); nothing
+  // may be done with this object then.
+  Status restore(const kv::Layout& layout, const kv::Former& former);
+  // The last generations alone, when the slots themselves are given up.
+  void continue_generations(std::vector<std::uint32_t> generations) { generations_ = std::move(generations); }
+  // A slot that is checking.  Good: sealed, with one pin in `pins`.
+  void checked(std::uint32_t slot, std::optional<kv::PageRecord> record, PinSet& pins);
+  // No process of an earlier owner uses the arena any more.
+  void former_gone();
+  // Another layout for an arena of which no slot is taken.  Errors: busy, invalid.
+  Status replace_layout(const kv::Layout& layout);
+
+  // Throws out every page that could be evicted.
+  struct Dropped {
+    std::uint64_t pages = 0;
+    std::uint64_t blocks = 0;  // that only these pages had
+    std::uint64_t bytes = 0;
+  };
+  Dropped drop_evictable();
+
   void pin(PinSet& pins, std::uint32_t slot);
   // Every pin of `held` once more, whatever state its page is in.
   void pin_again(PinSet& pins, const PinSet& held);
@@ -134,6 +161,8 @@ class Pages {
   // The slot must be taken.
   [[nodiscard]] const Page& at(std::uint32_t slot) const;
   void mark_stored(std::uint32_t slot) { page(slot).stored = true; }
+  // The store has it: the next owner of the arena need not offer it.
+  void written(std::uint32_t slot) { port_.slot_stored(slot); }
   [[nodiscard]] wire::SlotRef ref(const Piece& piece) const;
   // Checksums of the page's bytes as they are now.
   [[nodiscard]] bool matches(std::uint32_t slot, std::span<const std::uint32_t> crcs) const;
@@ -170,6 +199,7 @@ class Pages {
   void index_remove(Page& page);
   void publish(Page& page);
   void show(Page& page, kv::SlotState state);
+  void record(const Page& page);
   void settle(std::uint32_t slot);
   void free(std::uint32_t slot);
   void not_evictable(Page& page);
@@ -178,6 +208,7 @@ class Pages {
   ArenaPort& port_;
   std::optional<kv::Layout> layout_;
   std::optional<kv::SlotPool> pool_;
+  std::vector<std::uint32_t> generations_;  // last ones of an earlier owner or layout, for a fresh pool
   std::map<std::uint32_t, Page> pages_;                 // by slot
   std::unordered_map<Key, std::vector<Place>> sealed_;  // looked up only; the first place owns the key
   std::unordered_map<Key, Place> filling_;

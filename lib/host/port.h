@@ -58,6 +58,9 @@ class ArenaPort {
   virtual void slot_state(std::uint32_t slot, kv::SlotState state) = 0;
   virtual void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs) = 0;
   virtual void slot_segments(std::uint32_t slot, std::uint32_t segments) = 0;
+  // For the next owner of the arena: before the state says sealed.
+  virtual void slot_record(std::uint32_t slot, const kv::PageRecord& record) = 0;
+  virtual void slot_stored(std::uint32_t slot) = 0;
   virtual void slot_free(std::uint32_t slot) = 0;
   virtual void entry_open(std::uint32_t handle) = 0;
   virtual void entry_set(std::uint32_t handle, const kv::Readiness& readiness) = 0;

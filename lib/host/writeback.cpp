@@ -89,6 +89,7 @@ void Writeback::put_opened(std::uint64_t tag, const wire::meta_put_opened& answe
   const Code code = static_cast<Code>(answer.code);
   if (code == Code::exists) {
     counters_.existed += job.pins.slots.size();
+    for (const std::uint32_t slot : job.pins.slots) pages_.written(slot);
     return finish(tag);
   }
   if (code == Code::busy || code == Code::no_space) return retry(tag, now);
@@ -176,6 +177,9 @@ void Writeback::put_committed(std::uint64_t tag, const wire::meta_put_committed&
     return;
   }
   const Code code = static_cast<Code>(answer.code);
+  if (code == Code::ok || code == Code::exists) {
+    for (const std::uint32_t slot : found->second.pins.slots) pages_.written(slot);
+  }
   if (code == Code::ok) {
     for (const std::uint32_t slot : found->second.pins.slots) {
       ++counters_.written;

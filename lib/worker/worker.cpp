@@ -165,14 +165,17 @@ void Worker::attach() {
       detach("another generation of di-kvd");
       return;
     }
-    auto arena = kv::ArenaClient::map(fd.get(), region.bytes);
+    auto arena = kv::ArenaClient::map(fd.get(), region.bytes, mapping_);
     if (!arena) {
       log_error("arena", "cannot map", {{"error", arena.error()}});
       attach_timer_->start_after(seconds(1));
       return;
     }
     arena_ = *std::move(arena);
-    log_info("arena", "attached", {{"host", kvd_.instance}, {"generation", kvd_.generation}, {"bytes", region.bytes}});
+    const bool kept = arena_->mapping() == mapping_;
+    mapping_ = arena_->mapping();
+    log_info("arena", "attached", {{"host", kvd_.instance}, {"generation", kvd_.generation},
+                                   {"bytes", region.bytes}, {"mapping_kept", kept}});
     for (Rank& rank : ranks_) rank.core->on_arena(kvd_.instance, kvd_.generation, daemon_->loop().now());
     daemon_->ready();
     turn();

@@ -86,6 +86,7 @@ class Worker {
   };
   std::vector<Closing> closing_;
   std::shared_ptr<kv::ArenaClient> arena_;
+  std::shared_ptr<kv::ArenaMapping> mapping_;  // outlives the host daemon: the next one has the same memory
   std::unique_ptr<loop::Timer> attach_timer_;
   std::unique_ptr<loop::Timer> due_timer_;
   bool turn_posted_ = false;

@@ -26,7 +26,7 @@ def processes_of(run):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if f"run.dir={run}" in words or (str(run) in words and "--supervisor" in words):
+        if f"run.dir={run}" in words or (str(run) in words and ("--supervisor" in words or words[0].endswith("di-hold"))):
             found.append(f"{entry.name}: {' '.join(words)[:100]}")
     return found
 

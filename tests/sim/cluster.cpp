@@ -79,7 +79,8 @@ class Cluster {
         settings_(make_settings(world_.rng)),
         data_(world_, settings_.store_fails),
         hosts_(world_.rng.chance(0.5) ? 2 : 1),
-        store_apart_(world_.rng.chance(0.5)) {
+        store_apart_(world_.rng.chance(0.5)),
+        parks_(seed % 4 != 0) {
     add_processes();
     make_requests();
     make_faults();
@@ -149,7 +150,7 @@ class Cluster {
     });
     for (std::size_t i = 0; i < hosts_; ++i) {
       host_[i] = world_.add_process(member("di-kvd", "host" + number(i), "host"), [this, i](const Member& self) {
-        return std::make_unique<HostNode>(world_, host_[i], data_, self, settings_);
+        return std::make_unique<HostNode>(world_, host_[i], data_, self, settings_, parks_ ? &parked_[i] : nullptr);
       });
     }
     store_ = world_.add_process(member("di-kvd", "store0", "store"), [this](const Member&) {
@@ -537,6 +538,8 @@ class Cluster {
   const bool store_apart_;   // on a machine of its own
   MetaDisk meta_disk_;
   StoreDisk store_disk_;
+  const bool parks_;  // arenas outlive their hosts' daemons
+  Fd parked_[2];
   std::size_t meta_ = 0;
   std::size_t host_[2] = {};
   std::size_t store_ = 0;

@@ -1,5 +1,7 @@
 #include "tests/sim/nodes.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/checksum.h"
@@ -377,7 +379,7 @@ std::string StoreNode::held() const {
 // ---- di-kvd host -----------------------------------------------------------------------------------------
 
 HostNode::HostNode(World& world, std::size_t process, DataPlane& data, const Member& self,
-                   const Settings& settings)
+                   const Settings& settings, Fd* parked)
     : world_(world), process_(process), data_(data) {
   constexpr std::uint32_t slots = 512;
   kv::ArenaOwner::Options arena;
@@ -385,9 +387,13 @@ HostNode::HostNode(World& world, std::size_t process, DataPlane& data, const Mem
   arena.payload_bytes = settings.arena_units * settings.layout->page_bytes(1);
   arena.slots_max = slots;
   arena.entries_max = settings.entries;
-  auto made = kv::ArenaOwner::create(arena);
+  kv::Former former;
+  const bool was_parked = parked != nullptr && parked->valid();
+  auto made = was_parked ? kv::ArenaOwner::take_over(Fd(::dup(parked->get())), arena, former)
+                         : kv::ArenaOwner::create(arena);
   DI_ASSERT(made.ok());
   arena_ = *std::move(made);
+  if (parked != nullptr && !was_parked) *parked = Fd(::dup(arena_->fd()));
   arena_->set_generation(self.generation);
   host::Core::Options options;
   options.self = {self.instance, self.generation};
@@ -399,6 +405,25 @@ HostNode::HostNode(World& world, std::size_t process, DataPlane& data, const Mem
   options.writeback.admit = settings.admit;
   core_ = std::make_unique<host::Core>(options, static_cast<host::ArenaPort&>(*this),
                                        static_cast<host::DataPort&>(*this));
+  if (!was_parked) return;
+  if (const Status restored = core_->restore(std::move(former)); !restored.ok())
+    world_.fail("di-kvd: " + restored.error().message);
+  checks_ = core_->take_checks();
+}
+
+bool HostNode::recover() {
+  if (!core_->recovering()) return false;
+  if (!checks_.empty()) {
+    const host::Recovery::Check check = std::move(checks_.back());
+    checks_.pop_back();
+    bool good = true;
+    for (const host::Recovery::Segment& segment : check.segments)
+      good = good && segment_crc(segment.offset, segment.bytes) == segment.crc;
+    if (!good) world_.fail("di-kvd: a sealed page has other bytes after a restart");
+    core_->on_checked(check.slot, good, now());
+  }
+  if (!arena_->former_users()) core_->on_former_gone(now());
+  return core_->recovering();
 }
 
 std::uint32_t HostNode::segment_crc(std::uint64_t offset, std::uint64_t bytes) {
@@ -437,7 +462,7 @@ void HostNode::on_peer_up(const Member& peer) {
   const host::PeerKind kind = host::peer_kind(peer.program, peer.role);
   if (kind == host::PeerKind::rank) {
     const auto layout = kv::Layout::decode(peer.layout);
-    DI_ASSERT(layout.ok() && core_->set_layout(*layout).ok());
+    DI_ASSERT(layout.ok() && core_->set_layout(*layout).ok() && arena_->set_layout(*layout));
   }
   core_->on_peer_up({peer.instance, peer.generation}, kind, peer.host != world_.member(process_).host, now());
 }
@@ -456,6 +481,7 @@ void HostNode::on_client(const Member& client, bool attached) {
 }
 
 Instant HostNode::turn() {
+  const bool again = recover();
   core_->flush(now());
   for (host::Outbox sent = core_->take_outgoing(); !sent.empty(); sent = core_->take_outgoing()) {
     for (wire::Envelope& message : sent) {
@@ -469,7 +495,8 @@ Instant HostNode::turn() {
   }
   if (const Status status = core_->check(); !status.ok()) world_.fail("di-kvd: " + status.error().message);
   const host::Due due = core_->next_due();
-  return std::min(due.product, due.liveness);
+  const Instant next = std::min(due.product, due.liveness);
+  return again ? std::min(next, world_.now() + milliseconds(1)) : next;
 }
 
 std::string HostNode::held() const {

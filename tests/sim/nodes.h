@@ -150,7 +150,9 @@ class StoreNode final : public Node {
 
 class HostNode final : public Node, private host::ArenaPort, private host::DataPort {
  public:
-  HostNode(World& world, std::size_t process, DataPlane& data, const Member& self, const Settings& settings);
+  // `parked`: the memory of this host's arena while nobody runs here; null: each start makes a new one.
+  HostNode(World& world, std::size_t process, DataPlane& data, const Member& self, const Settings& settings,
+           Fd* parked);
 
   void on_peer_up(const Member& peer) override;
   void on_peer_lost(const Member& peer) override;
@@ -171,6 +173,10 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   void slot_segments(std::uint32_t slot, std::uint32_t segments) override {
     arena_->slot_segments(slot, segments);
   }
+  void slot_record(std::uint32_t slot, const kv::PageRecord& record) override {
+    arena_->slot_record(slot, record);
+  }
+  void slot_stored(std::uint32_t slot) override { arena_->slot_stored(slot); }
   void slot_free(std::uint32_t slot) override { arena_->slot_free(slot); }
   void entry_open(std::uint32_t handle) override { arena_->entry_open(handle); }
   void entry_set(std::uint32_t handle, const kv::Readiness& readiness) override {
@@ -191,8 +197,12 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   std::size_t process_;
   DataPlane& data_;
   std::map<std::uint64_t, std::uint64_t> pushes_;  // -> operation of the data plane
+  // What the threads and the timer of the shell do after a restart; true while there is more.
+  bool recover();
+
   std::unique_ptr<kv::ArenaOwner> arena_;
   std::unique_ptr<host::Core> core_;
+  std::vector<host::Recovery::Check> checks_;
 };
 
 // ---- di-prefill and di-decode ----------------------------------------------------------------------------

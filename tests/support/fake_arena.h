@@ -6,6 +6,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,11 +21,12 @@ class FakeArena final : public host::ArenaPort {
     kv::SlotState state = kv::SlotState::free;
     std::uint32_t segments = 0;
     std::vector<std::uint32_t> crcs;
+    std::optional<kv::PageRecord> record;
   };
 
   void slot_assign(const kv::ArenaOwner::Slot& slot) override {
     DI_ASSERT(slot.generation != 0 && !slots.contains(slot.slot));
-    slots[slot.slot] = Slot{slot, slot.state, 0, {}};
+    slots[slot.slot] = Slot{slot, slot.state, 0, {}, {}};
   }
   void slot_state(std::uint32_t slot, kv::SlotState state) override { slots.at(slot).state = state; }
   void slot_crcs(std::uint32_t slot, std::span<const std::uint32_t> crcs) override {
@@ -32,6 +34,13 @@ class FakeArena final : public host::ArenaPort {
   }
   void slot_segments(std::uint32_t slot, std::uint32_t segments) override {
     slots.at(slot).segments = segments;
+  }
+  void slot_record(std::uint32_t slot, const kv::PageRecord& record) override {
+    DI_ASSERT(slots.at(slot).state != kv::SlotState::sealed && !slots.at(slot).record);
+    slots.at(slot).record = record;
+  }
+  void slot_stored(std::uint32_t slot) override {
+    if (slots.at(slot).record) slots.at(slot).record->stored = true;
   }
   void slot_free(std::uint32_t slot) override { DI_ASSERT(slots.erase(slot) == 1); }
   void entry_open(std::uint32_t handle) override {

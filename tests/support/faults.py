@@ -63,18 +63,11 @@ def engine_overrides(real):
     return [o for p in ("di-prefill", "di-decode") for o in (f"{p}:engine.backend=script", f"{p}:engine.script={path}")]
 
 
-def restart(fleet, instance):
-    """Kills a supervised instance and waits until it is back and the fleet serves."""
-    old = fleet.kill(instance)
-    wait_for(lambda: fleet.pid(instance) != old and fleet.alive(instance), f"{instance} to be restarted")
-    wait_for(lambda: fleet.request("GET", "/health")[0] == 200, "the fleet to serve")
-
-
 def loop(real, conf, instances, host, steer=lambda fleet: None, hits=(1,), at_a_time=1):
     """kill -9 at every fault point under a supervisor.
 
-    instances: by program, which instance reaches a point of that name.  host: the di-kvd whose new, empty arena
-    makes the next request read the store.  steer: places requests, once the fleet is up.
+    instances: by program, which instance reaches a point of that name.  host: the di-kvd whose arena is emptied, so
+    that the next request reads the store.  steer: places requests, once the fleet is up.
     """
     overrides = engine_overrides(real)
     with Fleet(conf, overrides, supervise=True) as fleet:
@@ -92,7 +85,7 @@ def loop(real, conf, instances, host, steer=lambda fleet: None, hits=(1,), at_a_
                 if again == 2:
                     # What is not reached by computing and by arena hits is reached by a fetch from the store.
                     wait_for(lambda: not fleet.held(), "write-backs to be done", 60)
-                    restart(fleet, host)
+                    fleet.ctl("kv", "drop", "arena", host)
                 check(fleet, real, expected, (name, hit))
                 if fired.exists() or hit > 1:
                     break

@@ -133,7 +133,12 @@ class Fleet:
         return int((self.run / f"{instance}.pid").read_text().split()[0])
 
     def instances(self):
-        return sorted(path.stem for path in self.run.glob("*.pid") if path.stem.startswith("di-"))
+        return sorted(path.stem for path in self.run.glob("*.pid")
+                      if path.stem.startswith("di-") and not path.stem.startswith("di-hold."))
+
+    def holders(self):
+        """The processes that keep an arena while its di-kvd is dead."""
+        return sorted(path.stem for path in self.run.glob("di-hold.*.pid"))
 
     def alive(self, instance):
         try:
@@ -148,11 +153,12 @@ class Fleet:
         return pid
 
     def kill_all(self):
-        """kill -9 of every daemon, and no di-down."""
-        for instance in self.instances():
+        """kill -9 of every daemon and of what keeps the arenas, and no di-down."""
+        everything = self.instances() + self.holders()
+        for instance in everything:
             with contextlib.suppress(OSError, ValueError):
                 self.kill(instance)
-        wait_for(lambda: not any(self.alive(i) for i in self.instances()), "all daemons to be gone")
+        wait_for(lambda: not any(self.alive(i) for i in everything), "all daemons to be gone")
 
     # ---- di-ctl ---------------------------------------------------------------------------------
 
@@ -192,8 +198,9 @@ class Fleet:
         return [f"di-kvd.host{host}", f"di-prefill.{host}", f"di-decode.{host}"]
 
     def kill_host(self, host):
-        """kill -9 of every daemon of a compute host at once."""
-        for pid in [self.pid(instance) for instance in self.of_host(host)]:
+        """kill -9 of every process of a compute host at once, with its arena."""
+        holders = [i for i in [f"di-hold.host{host}"] if (self.run / f"{i}.pid").exists()]
+        for pid in [self.pid(instance) for instance in self.of_host(host) + holders]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -1,0 +1,266 @@
+"""The arena outlives its di-kvd: kill -9, a clean restart, an upgrade of the engines, with a holder process and
+with systemd's descriptor store."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from fleet import BIN, PATIENT_MATCH, SOURCE, Fleet, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
+
+HOST = "di-kvd.host0"
+HOLDER = "di-hold.host0"
+# The pages of a prompt are written to the store when they are wanted a second time.
+ONLY_ARENA = f"{HOST}:kv.admit=second_sighting"
+ASK = dict(temperature=0, max_tokens=24)
+
+
+def arena_row(fleet):
+    return fleet.ctl("-d", HOST, "show", "kv")[0]
+
+
+def serves_again(fleet, dead):
+    """The host's di-kvd is another process, and the ranks have its arena."""
+    wait_for(lambda: fleet.pid(HOST) != dead and fleet.alive(HOST) and HOST in members(fleet), "di-kvd to be back", 60)
+    wait_for(lambda: arena_row(fleet)["clients"] >= 2, "the ranks to attach", 60)
+    wait_for(lambda: fleet.request("GET", "/health/ready")[0] == 200, "the fleet to serve", 60)
+
+
+def await_recovered(fleet, pages):
+    wait_for(lambda: fleet.metric(HOST, "di_kv_pages_recovered_total") >= pages, "the pages of before", 60)
+
+
+def log_of(fleet, instance):
+    return (fleet.run / f"{instance}.log").read_text()
+
+
+def hit_out_of_the_arena(fleet, prompt, cold):
+    """The whole prompt is cached, with the same answer, and the store was not read."""
+    hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **ASK)
+    assert hit.text == cold.text, (hit.text, cold.text)
+    assert fleet.metric(HOST, "di_kv_reads_total") == 0, "the pages came from somewhere else"
+
+
+def survives(sig):
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA], supervise=True) as fleet:
+        prompt = words(900)
+        cold = fleet.chat(prompt, **ASK)
+        assert cold.status == 200 and cold.cached() == 0, cold.error
+        fleet.await_idle(60)
+        before = arena_row(fleet)
+        assert before["pages"] > 0, before
+        holder = fleet.pid(HOLDER)
+        serves_again(fleet, fleet.kill(HOST, sig))
+        await_recovered(fleet, before["pages"])
+        assert fleet.pid(HOLDER) == holder
+        hit_out_of_the_arena(fleet, prompt, cold)
+        fleet.await_idle(60)
+        for rank in ("di-prefill.0", "di-decode.0"):
+            assert "mapping_kept=true" in log_of(fleet, rank), log_of(fleet, rank)
+        # And once more, on what was recovered.
+        serves_again(fleet, fleet.kill(HOST, signal.SIGKILL))
+        await_recovered(fleet, before["pages"])
+        hit_out_of_the_arena(fleet, prompt, cold)
+        fleet.await_idle(60)
+        fleet.down()
+        assert not os.path.exists(f"/proc/{holder}/cmdline") or zombie(holder), "the holder outlives the fleet"
+        assert fleet.holders() == []
+
+
+def zombie(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def survives_kill_nine():
+    survives(signal.SIGKILL)
+
+
+def survives_a_clean_restart():
+    survives(signal.SIGTERM)
+
+
+def survives_its_engines():
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA], supervise=True) as fleet:
+        prompt = words(900, seed=2)
+        cold = fleet.chat(prompt, **ASK)
+        dead = {i: fleet.kill(i) for i in ("di-prefill.0", "di-decode.0", HOST)}
+        for instance, pid in dead.items():
+            wait_for(lambda i=instance, p=pid: fleet.pid(i) != p and fleet.alive(i), f"{instance} to be back", 60)
+        serves_again(fleet, dead[HOST])
+        await_recovered(fleet, 1)
+        hit_out_of_the_arena(fleet, prompt, cold)
+        fleet.await_idle(60)
+
+
+def streams_go_on_over_a_restart():
+    with Fleet(overrides=[PATIENT_MATCH], supervise=True) as fleet:
+        prompt = words(300, seed=3)
+        ask = dict(temperature=1, seed=11, max_tokens=160, ignore_eos=True)
+        undisturbed = fleet.chat(prompt, **ask)
+        assert undisturbed.status == 200 and undisturbed.done, undisturbed.error
+        for sig in (signal.SIGKILL, signal.SIGTERM):
+            seen = 0
+            killed = []
+
+            def on_chunk(_event):
+                nonlocal seen
+                seen += 1
+                if seen == 40:
+                    killed.append(fleet.kill(HOST, sig))
+            reply = fleet.chat(prompt, on_chunk=on_chunk, **ask)
+            assert killed, "the stream was over before anything was killed"
+            assert reply.done and reply.text == undisturbed.text, (reply.error, reply.text)
+            serves_again(fleet, killed[0])
+            fleet.await_idle(60)
+
+
+def requests_under_way_when_it_dies_are_right():
+    """Prompts are being read and handed over while di-kvd is killed again and again."""
+    with Fleet(overrides=[PATIENT_MATCH], supervise=True) as fleet:
+        prompts = [words(250 + 50 * i, seed=20 + i) for i in range(4)]
+        want = [fleet.chat(p, **ASK).text for p in prompts]
+        for _ in range(3):
+            replies = [None] * len(prompts)
+
+            def ask(i):
+                replies[i] = fleet.chat(prompts[i], **ASK)
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+            for thread in threads:
+                thread.start()
+            dead = fleet.kill(HOST)
+            for thread in threads:
+                thread.join()
+            assert [r.text for r in replies] == want, [r.error for r in replies]
+            serves_again(fleet, dead)
+        fleet.await_idle(60)
+
+
+def a_holder_that_dies_is_replaced():
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA], supervise=True) as fleet:
+        prompt = words(600, seed=4)
+        cold = fleet.chat(prompt, **ASK)
+        old = fleet.kill(HOLDER)
+        wait_for(lambda: fleet.pid(HOLDER) != old and fleet.alive(HOLDER), "another holder", 30)
+        wait_for(lambda: "parked again" in log_of(fleet, HOST), "the arena to be parked again", 30)
+        serves_again(fleet, fleet.kill(HOST))
+        await_recovered(fleet, 1)
+        hit_out_of_the_arena(fleet, prompt, cold)
+
+
+def without_parking_a_restart_is_cold():
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA, f"{HOST}:kv.park=off"], supervise=True) as fleet:
+        prompt = words(600, seed=5)
+        cold = fleet.chat(prompt, **ASK)
+        assert fleet.holders() == []
+        serves_again(fleet, fleet.kill(HOST))
+        again = fleet.chat(prompt, **ASK)
+        assert again.text == cold.text and again.cached() == 0, again.usage
+
+
+def another_size_makes_a_new_arena():
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA]) as fleet:
+        prompt = words(600, seed=6)
+        cold = fleet.chat(prompt, **ASK)
+        dead = fleet.kill(HOST)
+        fleet.up([f"{HOST}:kv.arena_bytes=134217728"])
+        serves_again(fleet, dead)
+        assert "the parked arena is of no use" in log_of(fleet, HOST)
+        again = fleet.chat(prompt, **ASK)
+        assert again.text == cold.text and again.cached() == 0, again.usage
+        fleet.await_idle(60)
+
+
+def dropping_an_arena_leaves_the_store():
+    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+        prompt = words(600, seed=7)
+        cold = fleet.chat(prompt, **ASK)
+        fleet.await_idle(60)
+        write_backs_done(fleet)
+        before = arena_row(fleet)
+        row = fleet.ctl("kv", "drop", "arena", HOST)[0]
+        assert row["pages"] == before["pages"] > 0 and row["blocks"] == before["blocks"] and row["kept_pages"] == 0, row
+        assert row["bytes"] == before["evictable_bytes"], (row, before)
+        assert arena_row(fleet)["pages"] == 0
+        hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **ASK)
+        assert hit.text == cold.text
+        assert fleet.metric(HOST, "di_kv_reads_total") > 0, "where did the pages come from?"
+
+
+class Systemd:
+    """The descriptor store of a service manager, and what a service of it is started with."""
+
+    def __init__(self, run):
+        self.path = str(run / "notify")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(self.path)
+        self.socket.settimeout(60)
+        self.kept = {}
+
+    def until(self, wanted):
+        """Handles what the service says until it has said `wanted`."""
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 4096, 4)
+            fields = dict(line.split("=", 1) for line in data.decode().splitlines())
+            name = fields.get("FDNAME")
+            if "FDSTORE" in fields:
+                self.kept[name] = descriptors[0]
+            if "FDSTOREREMOVE" in fields and name in self.kept:
+                os.close(self.kept.pop(name))
+            if wanted in data.decode().splitlines():
+                return
+
+    def start(self, fleet):
+        environment = dict(os.environ, NOTIFY_SOCKET=self.path, FDSTORE="1")
+        names = list(self.kept)
+        command = [str(BIN / "di-kvd"), "-f", str(SOURCE / "etc/local/di-kvd.host.toml"), "-o", f"run.dir={fleet.run}",
+                   "-o", f"run.instance={HOST}", "-o", "kv.admit=second_sighting"]
+        if names:
+            environment.update(LISTEN_FDS=str(len(names)), LISTEN_FDNAMES=":".join(names))
+            command = ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *command]
+
+        def place():
+            for i, name in enumerate(names):
+                os.dup2(self.kept[name], 3 + i)
+        with open(fleet.run / f"{HOST}.log", "a") as log:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       close_fds=False, preexec_fn=place)
+        self.until("READY=1")
+        return process
+
+
+def survives_with_systemd():
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA]) as fleet:
+        fleet.kill(HOST)
+        fleet.kill(HOLDER)
+        wait_for(lambda: not fleet.alive(HOST), "di-kvd to be dead")
+        manager = Systemd(fleet.run)
+        process = manager.start(fleet)
+        assert list(manager.kept) == ["arena"], manager.kept
+        serves_again(fleet, 0)
+        prompt = words(600, seed=8)
+        cold = fleet.chat(prompt, **ASK)
+        fleet.await_idle(60)
+        for _ in range(2):
+            process.kill()
+            process.wait()
+            process = manager.start(fleet)
+            assert "parked_with=systemd" in log_of(fleet, HOST)
+            serves_again(fleet, 0)
+            await_recovered(fleet, 1)
+            hit_out_of_the_arena(fleet, prompt, cold)
+            fleet.await_idle(60)
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main([survives_kill_nine, survives_a_clean_restart, survives_its_engines, streams_go_on_over_a_restart,
+          requests_under_way_when_it_dies_are_right, a_holder_that_dies_is_replaced, without_parking_a_restart_is_cold,
+          another_size_makes_a_new_arena, dropping_an_arena_leaves_the_store, survives_with_systemd])
