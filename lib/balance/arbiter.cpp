@@ -25,7 +25,8 @@ Choice choice_of(const Prompt& prompt, std::uint32_t blocks, double fetch_us, co
   choice.fetch_us = fetch_us;
   choice.compute_us =
       step.predict_prompt_us(prompt.total_tokens, blocks * prompt.block_tokens, prompt.chunk_tokens);
-  choice.total_us = total_us(prompt, blocks, fetch_us, choice.compute_us, step);
+  const double waited = std::max(0.0, fetch_us - prompt.queue_us);
+  choice.total_us = prompt.queue_us + total_us(prompt, blocks, waited, choice.compute_us, step);
   return choice;
 }
 

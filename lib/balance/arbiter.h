@@ -36,6 +36,7 @@ struct Prompt {
   std::uint32_t block_tokens = 1;
   std::uint32_t chunk_tokens = 512;
   std::uint32_t groups = 1;  // layer groups that overlap; 1: nothing does
+  double queue_us = 0;       // work of others that is done first, while blocks come
 };
 
 struct Choice {

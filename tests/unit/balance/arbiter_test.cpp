@@ -39,6 +39,14 @@ TEST(FetchOrCompute, AQueueInFrontCounts) {
   EXPECT_EQ(fetch_or_compute(prompt_2000, hit, queued, StepCost{}, FetchCost{}).blocks, 0u);
 }
 
+TEST(FetchOrCompute, WhatComesWhileOthersComputeIsFree) {
+  const std::vector<HitRun> hit{{Place::store, 60, std::uint64_t{60} << 15}};
+  const FetchCost dear({{{20, 1}, {200, 870}, {1000, 1e6}}});
+  Prompt prompt = prompt_2000;
+  prompt.queue_us = 2e6;
+  EXPECT_EQ(fetch_or_compute(prompt, hit, no_queue, StepCost{}, dear).blocks, 60u);
+}
+
 TEST(FetchOrCompute, NoHitIsNoFetch) {
   const Choice choice = fetch_or_compute(prompt_2000, {}, no_queue, StepCost{}, FetchCost{});
   EXPECT_EQ(choice.blocks, 0u);
