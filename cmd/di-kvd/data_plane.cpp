@@ -154,6 +154,7 @@ void DataPlane::register_metrics(daemon::Metrics& metrics) {
   const std::string_view refused = "Accesses and connections refused here";
   counter("di_transfer_refused_total", refused, &Counters::refused_ticket, {{"why", "ticket"}});
   counter("di_transfer_refused_total", refused, &Counters::refused_transfer, {{"why", "transfer"}});
+  counter("di_transfer_refused_total", refused, &Counters::refused_late, {{"why", "late"}});
   counter("di_transfer_refused_total", refused, &Counters::refused_stale, {{"why", "generation"}});
   counter("di_transfer_refused_total", refused, &Counters::refused_bounds, {{"why", "bounds"}});
   counter("di_transfer_refused_total", refused, &Counters::refused_seal, {{"why", "seal"}});
