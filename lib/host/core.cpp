@@ -251,7 +251,7 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
       if (const auto body = decode<wire::kv_open>(message)) open(holder, message.scope, *body);
       break;
     case wire::kv_sealed::number:
-      if (const auto body = decode<wire::kv_sealed>(message)) seal(holder, *body);
+      if (const auto body = decode<wire::kv_sealed>(message)) seal(holder, *body, now);
       break;
     case wire::kv_expect::number:
       if (auto body = decode<wire::kv_expect>(message)) {
@@ -335,7 +335,7 @@ void Core::from_source(const Peer& source, const wire::Envelope& message, const 
     case wire::kv_read_done::number:
       if (const auto body = decode<wire::kv_read_done>(message)) {
         fetches_.read_done(source, *body, now);
-        handovers_.page_sealed();
+        handovers_.page_sealed(now);
       }
       break;
     case wire::kv_read_cancelled::number:
@@ -359,13 +359,13 @@ void Core::from_host(const Peer& host, const wire::Envelope& message, const Now&
       }
       break;
     case wire::handover_opened::number:
-      if (const auto body = decode<wire::handover_opened>(message)) handovers_.opened(host, scope, *body);
+      if (const auto body = decode<wire::handover_opened>(message)) handovers_.opened(host, scope, *body, now);
       break;
     case wire::handover_pages::number:
       if (const auto body = decode<wire::handover_pages>(message)) handovers_.pages(host, scope, *body);
       break;
     case wire::handover_slots::number:
-      if (const auto body = decode<wire::handover_slots>(message)) handovers_.slots(host, scope, *body);
+      if (const auto body = decode<wire::handover_slots>(message)) handovers_.slots(host, scope, *body, now);
       break;
     case wire::handover_pushed::number:
       if (const auto body = decode<wire::handover_pushed>(message)) handovers_.pushed(host, scope, *body);
@@ -407,7 +407,7 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
                                       {scope.request, scope.attempt, scope.rank, 0}, answer));
 }
 
-void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
+void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now& now) {
   const auto found = claims_.find(holder);
   const std::uint32_t slot = message.slot.slot;
   const Page* page = pages_.find(slot, message.slot.generation);
@@ -431,7 +431,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message) {
     pages_.pin(claim.pins, slot);
     pages_.seal(slot, message.parent, message.keys, message.crcs);
     if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse);
-    handovers_.page_sealed();
+    handovers_.page_sealed(now);
   }
   if (claim.grants.empty() && claim.pins.slots.empty()) claims_.erase(found);
 }

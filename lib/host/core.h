@@ -159,7 +159,7 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   // Of a store, or of a host whose arena is read.
   void from_source(const Peer& source, const wire::Envelope& message, const Now& now);
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
-  void seal(const Holder& holder, const wire::kv_sealed& message);
+  void seal(const Holder& holder, const wire::kv_sealed& message, const Now& now);
   void release(const Holder& holder, bool by_client);
   void drop_client(const Peer& client);
   void settle(const Now& now);

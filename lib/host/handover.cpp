@@ -77,6 +77,10 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
       if (begun.keys == message.keys && begun.has_tail == has_tail) source = &begun;
     }
   }
+  // It has ended, and the rank did not hear that.
+  if (handed_.known.contains({holder, message.decode, message.seat})) {
+    return send(holder.client, scope, wire::kv_handed{message.seat, 0});
+  }
   const auto refuse = [&] {
     if (const auto begun = sources_.find(name); begun != sources_.end()) drop_source(begun);
     ++counters_.failed;
@@ -112,7 +116,7 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
   source->message.sampler = message.sampler;
   source->moved_at = now.liveness;
   source->check_at = now.liveness + watch_every;
-  advance(*source);
+  advance(*source, now);
 }
 
 Handovers::Source* Handovers::source_of(const Peer& b, const wire::Scope& scope, std::uint64_t seat) {
@@ -121,7 +125,8 @@ Handovers::Source* Handovers::source_of(const Peer& b, const wire::Scope& scope,
   return &found->second;
 }
 
-void Handovers::opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message) {
+void Handovers::opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message,
+                       const Now& now) {
   const Name name{scope.request, scope.attempt};
   Source* source = source_of(b, scope, message.seat);
   if (source == nullptr || source->state != SourceState::opening) return;
@@ -142,10 +147,11 @@ void Handovers::opened(const Peer& b, const wire::Scope& scope, const wire::hand
   }
   source->state = SourceState::pushing;
   source->message.transfer = message.transfer;
-  advance(*source);
+  advance(*source, now);
 }
 
-void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message) {
+void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message,
+                      const Now& now) {
   const Name name{scope.request, scope.attempt};
   Source* source = source_of(b, scope, message.seat);
   if (source == nullptr || source->state != SourceState::pushing ||
@@ -164,7 +170,7 @@ void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::hando
     source->pages.emplace(id, target);
     by_push_.emplace(id, name);
   }
-  advance(*source);
+  advance(*source, now);
 }
 
 void Handovers::progressed(const Pushes::Progress& progress, const Now& now) {
@@ -187,12 +193,12 @@ void Handovers::progressed(const Pushes::Progress& progress, const Now& now) {
     return end_source(name, progress.code == Code::cancelled ? Code::unreachable : progress.code);
   }
   source.moved_at = now.liveness;
-  advance(source);
+  advance(source, now);
 }
 
-void Handovers::page_sealed() {
+void Handovers::page_sealed(const Now& now) {
   for (auto& [name, source] : sources_) {
-    if (source.state == SourceState::pushing && !source.final) advance(source);
+    if (source.state == SourceState::pushing && !source.final) advance(source, now);
   }
 }
 
@@ -211,7 +217,7 @@ void Handovers::offer(Source& source) {
   if (!batch.pages.empty()) send(source.b, source.scope, batch);
 }
 
-void Handovers::advance(Source& source) {
+void Handovers::advance(Source& source, const Now& now) {
   if (source.state != SourceState::pushing) return;
   offer(source);
   if (!source.arrived.empty()) {
@@ -228,6 +234,7 @@ void Handovers::advance(Source& source) {
   if (!source.pushes_over()) return;
   source.state = SourceState::sealed;
   source.check_at = instant_never;
+  source.again_at = now.liveness + limits_.say_again;
   send(source.b, source.scope, source.message);
 }
 
@@ -261,6 +268,7 @@ void Handovers::end_source(const Name& name, Code code) {
   ++(code == Code::ok ? counters_.acknowledged : counters_.failed);
   // Before it is final nobody waits: kv_handover will ask again and hear.
   if (source.final) {
+    if (code == Code::ok) handed_.add({source.holder, source.decode, source.message.seat}, limits_.answers_max);
     send(source.holder.client, source.scope,
          wire::kv_handed{source.message.seat, static_cast<std::uint16_t>(code)});
   }
@@ -485,7 +493,10 @@ void Handovers::sealed(const Peer& a, const wire::Scope& scope, const wire::hand
     send(a, scope, wire::handover_ack{message.seat, static_cast<std::uint16_t>(code)});
   };
   const auto found = find_transfer(a, message.seat, message.transfer, scope);
-  if (found == seats_.end()) return acknowledge(Code::not_found);
+  // A seat that has taken its pages is released soon; its answer may have been lost.
+  if (found == seats_.end()) {
+    return acknowledge(seated_.known.contains({a, message.transfer}) ? Code::ok : Code::not_found);
+  }
   Seat& seat = found->second;
   if (seat.state == SeatState::seated) return acknowledge(Code::ok);
   const auto fail = [&](Code code) {
@@ -576,6 +587,7 @@ const PinSet* Handovers::pins_of(const Holder& holder) const {
 void Handovers::drop_seat(std::map<Holder, Seat>::iterator found) {
   Seat& seat = found->second;
   if (seat.state == SeatState::opened) reopen(seat);
+  if (seat.state == SeatState::seated) seated_.add({seat.a, seat.transfer}, limits_.answers_max);
   pages_.unpin(seat.pins);
   port_.entry_close(seat.entry);
   entries_.give_back(seat.entry);
@@ -608,6 +620,9 @@ void Handovers::on_time(const Now& now) {
       if (!too_slow(source, now)) continue;
       ++counters_.gave_up;
       over.emplace_back(name, Code::timeout);
+    } else if (source.again_at <= now.liveness) {
+      source.again_at = now.liveness + limits_.say_again;
+      send(source.b, source.scope, source.message);
     }
   }
   for (const auto& [name, code] : over) end_source(name, code);
@@ -626,6 +641,7 @@ Due Handovers::next_due() const {
   for (const auto& [name, source] : sources_) {
     due.sooner_product(source.hold_until);
     due.sooner_liveness(source.check_at);
+    due.sooner_liveness(source.again_at);
   }
   for (const auto& [holder, seat] : seats_) due.sooner_product(seat.hold_until);
   return due;

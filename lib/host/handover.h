@@ -14,6 +14,8 @@
 //   pushing  final, and all pages and the tail are there  sealed; handover_sealed
 //   opening, pushing  kv_handover                         the same, final
 //   sealed   handover_ack                                 (none); kv_handed with its code
+//   sealed   say_again without an answer                  sealed; handover_sealed again
+//   (none)   kv_handover again, of one that went well     (none); kv_handed again
 //   any      a code, a push failed, the end of the hold,  (none); kv_handed with it when final, else
 //            B lost                                       silently
 //   any, not final  kv_release, the rank lost             (none)
@@ -40,6 +42,7 @@
 //   opened   handover_sealed otherwise                    waiting; handover_ack with a code
 //   opened   A lost                                       waiting
 //   seated   handover_sealed again                        seated; handover_ack
+//   (none)   handover_sealed again, of one that was seated  (none); handover_ack
 //   waiting, opened  the end of the hold                  (none)
 //   any      kv_release, decode client lost               (none)
 // Slots that A may still be writing when a seat lets go of them are in quarantine until the data plane
@@ -48,15 +51,20 @@
 // The room of a seat is counted, not taken, until pages come for it: inside one arena the writer's grant
 // is the room.  Seats are counted against each other and against what is pinned, all or nothing.
 //
+// A message can be lost by itself.  Who waits for an answer therefore asks again, and what went well is
+// remembered when it is gone: to begin it anew would undo it.
+//
 // Owner: the core of a di-kvd host.  Bounds: sources_max; seats by the entries of the index page;
-// offer_pages_max pages of a source offered and not yet there.
+// offer_pages_max pages of a source offered and not yet there; answers_max of the past of each side.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -90,6 +98,8 @@ class Handovers {
     Duration hold = seconds(60);       // kv.hold
     Duration push_wait = seconds(10);  // kv.handover_wait
     std::size_t offer_pages_max = 64;
+    Duration say_again = seconds(2);  // far above any round trip
+    std::size_t answers_max = 4096;
   };
 
   class Peers {
@@ -108,12 +118,12 @@ class Handovers {
   // The caller has checked that the holder may name the tail.
   void hand_over(const Holder& holder, const wire::Scope& scope, const wire::kv_handover& message,
                  const Now& now);
-  void opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message);
-  void slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message);
+  void opened(const Peer& b, const wire::Scope& scope, const wire::handover_opened& message, const Now& now);
+  void slots(const Peer& b, const wire::Scope& scope, const wire::handover_slots& message, const Now& now);
   void acknowledged(const Peer& b, const wire::Scope& scope, const wire::handover_ack& message);
   void progressed(const Pushes::Progress& progress, const Now& now);
   // Pages may have been sealed: a source may have waited for one.
-  void page_sealed();
+  void page_sealed(const Now& now);
   // The rank is gone, or the request: what it has not finished is not handed over.
   void release_source(const Holder& holder);
 
@@ -173,6 +183,7 @@ class Handovers {
     Instant hold_until;              // product time
     Instant moved_at;                // liveness time of the last page that arrived, or of being final
     Instant check_at = instant_never;  // the rule of slow links
+    Instant again_at = instant_never;  // sealed: says so again
 
     [[nodiscard]] bool pushes_over() const {
       return missing.empty() && offered.empty() && pages.empty() && (!has_tail || tail_there);
@@ -195,13 +206,29 @@ class Handovers {
     Instant hold_until;
   };
 
+  // What went well and is gone, the newest answers_max.
+  template <class What>
+  struct Past {
+    std::set<What> known;
+    std::deque<What> order;
+
+    void add(const What& what, std::size_t max) {
+      if (!known.insert(what).second) return;
+      order.push_back(what);
+      if (order.size() <= max) return;
+      known.erase(order.front());
+      order.pop_front();
+    }
+  };
+  using Handed = std::tuple<Holder, std::string, std::uint64_t>;  // whose, decode instance, seat
+
   // The source that a message of B is about, or null.
   [[nodiscard]] Source* source_of(const Peer& b, const wire::Scope& scope, std::uint64_t seat);
   // A new source, opening; null and refused when it cannot be.
   Source* begin(const Holder& holder, const wire::Scope& scope, std::uint64_t seat, const std::string& decode,
                 const std::string& host, const std::vector<Key>& keys, bool tail, const Now& now);
   // Offers what is sealed, tells what has arrived, and ends the pushing when all has.
-  void advance(Source& source);
+  void advance(Source& source, const Now& now);
   void offer(Source& source);
   [[nodiscard]] bool too_slow(const Source& source, const Now& now) const;
   // kv_handed with the code when it was final.
@@ -240,6 +267,8 @@ class Handovers {
   std::map<Holder, Seat> seats_;
   std::map<std::pair<std::string, std::uint64_t>, Holder> seat_names_;  // (decode instance, seat)
   std::map<Transfer, std::vector<std::uint32_t>> closing_;              // slots in quarantine
+  Past<Handed> handed_;
+  Past<Transfer> seated_;
   std::uint64_t reserved_bytes_ = 0;
   HandoverCounters counters_;
 };

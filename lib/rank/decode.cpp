@@ -44,6 +44,12 @@ void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
 }
 
 void DecodeCore::seat(const wire::Envelope& message, Instant now) {
+  if (const Request* known = find(message.scope)) {
+    if (known->router != message.peer) return;
+    if (known->state == State::expecting) expect(*known);
+    if (known->state == State::seated) to_router(*known, wire::seat_granted{known->seat, kvd_});
+    return;
+  }
   auto decoded = message.as<wire::decode_seat>();
   if (!decoded) return;
   wire::decode_seat& ask = *decoded;
@@ -62,8 +68,6 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   if (known > description_.context_tokens_max) return refuse_now(Code::invalid, "longer than the model's context");
   const std::uint32_t blocks = blocks_of(static_cast<std::uint32_t>(known), block_tokens);
   if (blocks > description_.pool_blocks) return refuse_now(Code::invalid, "longer than the rank's pool");
-  const Name name{message.scope.request, message.scope.attempt};
-  if (by_name_.contains(name)) return;  // a duplicate: the first one counts
   if (draining_) return refuse_now(Code::busy, "draining");
   if (kvd_.empty()) return refuse_now(Code::busy, "the host's di-kvd is away");
   if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no seat");
@@ -78,13 +82,16 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   request.page_first = tokens / block_tokens;
   request.seat_request = std::move(ask);
   pool_taken_ += blocks;
-  const Request& added = add(message, std::move(request));
-  wire::kv_expect expect;
-  expect.seat = added.seat;
-  expect.keys = added.keys;
-  expect.root = added.seat_request.root;
-  expect.tail_tokens = tokens % block_tokens;
-  to_kvd(added.scope, expect);
+  expect(add(message, std::move(request)));
+}
+
+void DecodeCore::expect(const Request& request) {
+  wire::kv_expect question;
+  question.seat = request.seat;
+  question.keys = request.keys;
+  question.root = request.seat_request.root;
+  question.tail_tokens = static_cast<std::uint32_t>(request.tokens.size()) % description_.layout.block_tokens();
+  to_kvd(request.scope, question);
 }
 
 void DecodeCore::expected(Request& request, const wire::kv_expected& answer, Instant) {
@@ -174,7 +181,7 @@ void DecodeCore::on_batch_done(BatchDone done, Instant now) {
     if (request == nullptr) continue;
     request->state = State::running;
     to_router(*request, wire::decode_started{
-                            request->seat, blocks_of(request->computed_tokens, description_.layout.block_tokens())});
+                            request->seat, request->computed_tokens / description_.layout.block_tokens()});
   }
   for (Exported& page : done.exported) {
     const auto found = requests_.find(page.handle);

@@ -10,6 +10,7 @@
 //   admitting  in the batch                 -> running; decode_started was sent
 //   running    one token a step             -> closing at the last token
 //   closing    full pages are exported      -> the end
+// decode_seat said again before that: kv_expect or seat_granted again, whichever may have been lost.
 // While running, a page is written to the arena whenever one is full, so that the next turn of a
 // conversation hits; a page that finds no slot is given up, it is only a cache.
 #pragma once
@@ -83,6 +84,7 @@ class DecodeCore final : public CoreOf<DecodeRequest> {
   [[nodiscard]] Load load() const override;
   void forget(Handle handle) override;
   void seat(const wire::Envelope& message, Instant now);
+  void expect(const Request& request);
   void expected(Request& request, const wire::kv_expected& answer, Instant now);
   void seated(Request& request, wire::kv_seated answer, Instant now);
   void opened(Request& request, const wire::kv_opened& answer);

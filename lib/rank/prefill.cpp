@@ -10,6 +10,8 @@ namespace {
 constexpr Duration open_retry = milliseconds(50);
 // For the answer to kv_open; then it is sent again under a new tag.
 constexpr Duration open_answer_wait = seconds(2);
+// For the answer to kv_handover, which takes as long as the pages do; to say it twice is harmless.
+constexpr Duration handed_answer_wait = seconds(2);
 
 }  // namespace
 
@@ -419,6 +421,12 @@ void PrefillCore::hand_over(Request& request, Instant now) {
   request.state = State::handing;
   request.handing = target;
   request.hold_until = now + options_.hold;
+  say_handover(request, now);
+}
+
+void PrefillCore::say_handover(Request& request, Instant now) {
+  const wire::prefill_target& target = *request.handing;
+  request.handover_again = now + handed_answer_wait;
   wire::kv_handover handover;
   handover.seat = target.seat;
   handover.decode = target.decode;
@@ -525,6 +533,8 @@ void PrefillCore::on_time(Instant now) {
     }
     if ((request.state == State::waiting || request.state == State::handing) && now >= request.hold_until) {
       timed_out.emplace_back(handle, "no seat within the hold");
+    } else if (request.state == State::handing && now >= request.handover_again) {
+      say_handover(request, now);
     }
   }
   for (const auto& [handle, reason] : timed_out) {
@@ -543,6 +553,7 @@ Instant PrefillCore::next_due() const {
     if (!request.opening.empty()) due = std::min(due, request.open_again);
     if (request.state == State::fetching) due = std::min(due, request.fetch_until);
     if (request.state == State::waiting || request.state == State::handing) due = std::min(due, request.hold_until);
+    if (request.state == State::handing) due = std::min(due, request.handover_again);
     if (request.state == State::running) due = std::min(due, row_due(request));
   }
   return due;

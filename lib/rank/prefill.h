@@ -10,7 +10,7 @@
 //   sealing    pages are exported, sealed   -> waiting, or the end when the token is final
 //   waiting    no seat is known             -> handing at prefill_target; the end after `hold`
 //   handing    kv_handover was sent         -> the end at kv_handed, at the latest `hold` after its sending;
-//                                              a new target hands over again
+//                                              a new target hands over again; said again without an answer
 // Ends: request_done is kept in Endings until done_ack; kv_release drops everything at the own di-kvd.
 #pragma once
 
@@ -60,6 +60,7 @@ struct PrefillRequest : RankRequest {
   std::optional<wire::prefill_target> target;
   std::optional<wire::prefill_target> handing;  // seat numbers are unique within one decode instance only
   Instant hold_until = instant_never;
+  Instant handover_again{};  // while handing
 };
 
 class PrefillCore final : public CoreOf<PrefillRequest> {
@@ -114,6 +115,7 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   // Pages may go to another host's seat while later chunks compute.
   void push_early(const Request& request);
   void hand_over(Request& request, Instant now);
+  void say_handover(Request& request, Instant now);
   void end(Handle handle, Code code, std::string reason, Instant now);
   void refuse(Handle handle, Code code, std::string reason);
   [[nodiscard]] std::uint32_t blocks_needed(const Request& request) const;

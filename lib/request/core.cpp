@@ -226,6 +226,12 @@ void RouterCore::ask_seat(Flight& flight, Instant now) {
   flight.seat_asked = true;
   flight.seat = 0;
   flight.started = false;
+  say_seat(flight, now);
+  note(flight, "seat_asked", "rank=" + rank->text(), now);
+}
+
+void RouterCore::say_seat(Flight& flight, Instant now) {
+  flight.seat_answer_until = now + options_.seat_answer_wait;
   wire::decode_seat ask;
   ask.bind = flight.decode.bind;
   ask.tokens = flight.tokens;
@@ -238,8 +244,7 @@ void RouterCore::ask_seat(Flight& flight, Instant now) {
   for (std::uint32_t i = 0; i < flight.first_index; ++i) {
     if (flight.produced[i].id >= wire::script_token_base) ask.resume.push_back(flight.produced[i].bytes);
   }
-  send(rank->instance, info.generation, scope_of(flight, rank->rank), ask);
-  note(flight, "seat_asked", "rank=" + rank->text(), now);
+  send(flight.decode.rank.instance, flight.decode.generation, scope_of(flight, flight.decode.rank.rank), ask);
 }
 
 void RouterCore::send_target(Flight& flight, Instant now) {
@@ -368,7 +373,12 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::seat_granted::number:
       if (auto granted = message.as<wire::seat_granted>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || !is_from(message, flight->decode)) break;
+        if (flight == nullptr || !is_from(message, flight->decode)) {
+          // The answer to a question that was asked again after all: nobody waits for this seat.
+          send(message.peer, message.peer_generation, message.scope, wire::seat_release{granted->seat});
+          break;
+        }
+        if (flight->seat == granted->seat) break;  // said twice
         flight->seat_asked = false;
         flight->seat = granted->seat;
         note(*flight, "seat_granted", "rank=" + flight->decode.rank.text() + " host=" + granted->host, now);
@@ -658,6 +668,7 @@ void RouterCore::on_time(Instant now) {
       }
     }
     if (flight.seat_again <= now) maybe_ask_seat(flight, now);
+    if (waits_for_seat(flight) && flight.seat_answer_until <= now) say_seat(flight, now);
     if (flight.ended && flight.kill_at <= now && !flight.killed) {
       flight.killed = true;
       for (LegState* leg : {&flight.prefill, &flight.decode}) {
@@ -687,6 +698,7 @@ Instant RouterCore::next_due() const {
       }
     }
     if (wants_seat(flight)) due = std::min(due, flight.seat_again);
+    if (waits_for_seat(flight)) due = std::min(due, flight.seat_answer_until);
   }
   return due;
 }

@@ -53,6 +53,7 @@ class RouterCore {
     Duration total_wait = seconds(1800);
     Duration gap_wait = seconds(3);
     Duration seat_retry = milliseconds(50);
+    Duration seat_answer_wait = seconds(2);        // then decode_seat is said again
     std::uint32_t seats_failed_max = 1000;         // within the prefill rank's hold
     Duration reenter_wait = milliseconds(50);      // doubles with each attempt after the second
     Duration kill_after = seconds(5);
@@ -99,11 +100,15 @@ class RouterCore {
   void dispatch(Instant now);
   void bind(Flight& flight, const RankName& rank, Instant now);
   void ask_seat(Flight& flight, Instant now);
+  void say_seat(Flight& flight, Instant now);
   void seat_lost(Flight& flight, Instant now);
   // The hand-over failed and the pages are still held.
   void handover_failed(Flight& flight, Code code, Instant now);
   void maybe_ask_seat(Flight& flight, Instant now);
   [[nodiscard]] bool wants_seat(const Flight& flight) const;
+  [[nodiscard]] static bool waits_for_seat(const Flight& flight) {
+    return flight.seat_asked && flight.decode.open && !flight.ended;
+  }
   void leave_queue(Flight& flight);
   void send_target(Flight& flight, Instant now);
   void on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill, Instant now);

@@ -92,6 +92,7 @@ struct Flight {
   Instant match_until = instant_never;
   Instant reenter_at = instant_never;     // waits before matching again
   Instant seat_again = instant_never;
+  Instant seat_answer_until = instant_never;  // while seat_asked
   Instant gap_until = instant_never;
   Instant token_until = instant_never;    // next token, or the first one
   Instant kill_at = instant_never;        // closing

@@ -17,6 +17,14 @@ constexpr Duration calm_time = seconds(240);
 // Processes are away for at most 5 s at a time; a request that takes longer than a few of those has waited
 // for the router's patience (20 s here), which means that somebody forgot to say something.
 constexpr double slowest_max_s = 19;
+// With one message lost: the time after which it is said again, twice, and the work.
+constexpr double slowest_loss_s = 6;
+
+// A hand-over and its seat, whose messages are said again every 2 s until they are answered.
+constexpr std::uint16_t repeated[] = {
+    wire::decode_seat::number, wire::seat_granted::number,    wire::kv_expect::number,    wire::kv_expected::number,
+    wire::kv_handover::number, wire::handover_sealed::number, wire::handover_ack::number, wire::kv_handed::number,
+};
 
 std::string number(std::uint64_t value) {
   return std::to_string(value);
@@ -49,7 +57,7 @@ std::vector<engine::ScriptLine> make_script(Rng& rng) {
   return *std::move(lines);
 }
 
-Settings make_settings(Rng& rng) {
+Settings make_settings(Rng& rng, bool calm) {
   Settings settings;
   // Few bytes and one page per writer, or pages of four blocks of 256 KiB.
   const bool wide = rng.chance(0.15);
@@ -69,21 +77,29 @@ Settings make_settings(Rng& rng) {
   settings.admit = rng.chance(0.7) ? host::Admit::always : host::Admit::second_sighting;
   settings.store_fails = rng.chance(0.4) ? rng.uniform() * 0.2 : 0;
   settings.lines = make_script(rng);
+  if (calm) {
+    // No hold that is shorter than what is measured, and no store that refuses.
+    settings.hold = seconds(60);
+    settings.seat_ttl = seconds(30);
+    settings.store_fails = 0;
+  }
   return settings;
 }
 
 class Cluster {
  public:
-  Cluster(std::uint64_t seed, bool trace)
-      : world_(seed, trace),
-        settings_(make_settings(world_.rng)),
+  // `lost`: the only fault there is.
+  Cluster(std::uint64_t seed, bool trace, std::optional<std::uint16_t> lost)
+      : lost_(lost),
+        world_(seed, trace),
+        settings_(make_settings(world_.rng, lost.has_value())),
         data_(world_, settings_.store_fails),
-        hosts_(world_.rng.chance(0.5) ? 2 : 1),
+        hosts_(world_.rng.chance(0.5) || lost ? 2 : 1),
         store_apart_(world_.rng.chance(0.5)),
         parks_(seed % 4 != 0) {
     add_processes();
     make_requests();
-    make_faults();
+    lost ? make_loss(*lost) : make_faults();
   }
 
   Report run() {
@@ -199,7 +215,8 @@ class Cluster {
       put_le<std::uint64_t>(want.request.id.raw.data() + 8, i + 1);
       want.request.model = "sim";
       want.request.root = root;
-      const auto question = rng.below(8);
+      auto question = rng.below(8);
+      if (lost_ && question == 2) question = 0;  // that one stalls
       // The second digit of an id says what was asked.
       want.request.id.raw[0] = (want.request.id.raw[0] & std::byte{0xf0}) | static_cast<std::byte>(question);
       want.request.debug = "please q" + number(question);
@@ -324,7 +341,7 @@ class Cluster {
     if (want->request.debug.find("q2") == std::string::npos) {
       const double took_s = static_cast<double>(to_ms(world_.now() - want->taken_at)) / 1000;
       report_.slowest_s = std::max(report_.slowest_s, took_s);
-      if (took_s > slowest_max_s && !patient_)
+      if (took_s > (lost_ ? slowest_loss_s : slowest_max_s) && !patient_)
         world_.fail(what + "took " + number(static_cast<std::uint64_t>(took_s)) + " s");
     }
     if (ending.code == Code::ok) {
@@ -394,6 +411,14 @@ class Cluster {
     Duration away{};
   };
 
+  void make_loss(std::uint16_t message) {
+    world_.drops = [this, message, count = 1 + world_.rng.below(4)](std::uint16_t number) mutable {
+      if (number != message || count == 0 || --count > 0) return false;
+      ++report_.lost;
+      return true;
+    };
+  }
+
   // What `fault.at` can drop (daemon/faults.def), and what answers the same questions.
   void make_drop() {
     static constexpr std::uint16_t droppable[] = {
@@ -407,7 +432,7 @@ class Cluster {
     Rng& rng = world_.rng;
     const std::uint16_t message = droppable[rng.below(std::size(droppable))];
     const auto count = std::make_shared<std::uint64_t>(1 + rng.below(12));
-    patient_ = true;
+    patient_ = patient_ || std::find(std::begin(repeated), std::end(repeated), message) == std::end(repeated);
     world_.drops = [message, count, next = world_.drops](std::uint16_t number) {
       if (number == message && *count > 0 && --*count == 0) return true;
       return next && next(number);
@@ -531,6 +556,7 @@ class Cluster {
     return text;
   }
 
+  const std::optional<std::uint16_t> lost_;
   World world_;
   Settings settings_;
   DataPlane data_;
@@ -555,8 +581,17 @@ class Cluster {
 }  // namespace
 
 Report run_cluster(std::uint64_t seed, bool trace) {
-  Cluster cluster(seed, trace);
+  Cluster cluster(seed, trace, std::nullopt);
   return cluster.run();
+}
+
+Report run_loss(std::uint64_t seed, std::uint16_t message, bool trace) {
+  Cluster cluster(seed, trace, message);
+  return cluster.run();
+}
+
+std::span<const std::uint16_t> said_again() {
+  return repeated;
 }
 
 }  // namespace di::sim

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace di::sim {
@@ -16,6 +17,7 @@ struct Report {
   int out_of_attempts = 0;
   int turned_away = 0;  // submits that found no rank up and were tried again
   int faults = 0;
+  int lost = 0;  // messages, alone
   int reentries = 0;
   std::uint64_t cached_tokens = 0;
   std::uint64_t tokens = 0;
@@ -27,5 +29,10 @@ struct Report {
 
 // Everything follows from `seed`.  `trace` prints every delivered message.
 [[nodiscard]] Report run_cluster(std::uint64_t seed, bool trace);
+// Nothing goes wrong but that one message of this number is lost, or none when so many are not sent: whoever
+// waits for its answer asks again, and all is over in seconds.
+[[nodiscard]] Report run_loss(std::uint64_t seed, std::uint16_t message, bool trace);
+// Those messages.
+[[nodiscard]] std::span<const std::uint16_t> said_again();
 
 }  // namespace di::sim

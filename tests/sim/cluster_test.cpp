@@ -1,20 +1,25 @@
 // The whole fleet's cores on one clock, from a seed: `sim_cluster --seed N` runs one seed and prints every
-// message, `--seeds N` that many from 1 (or `--from N`) on.  What a seed finds gets a unit test of its core:
+// message, `--seeds N` that many from 1 (or `--from N`) on, and a tenth as many with each message that is
+// said again lost (`--lost NAME` with one seed).  What a seed finds gets a unit test of its core:
 // a seed means something else as soon as the simulation changes.
 #include "tests/sim/cluster.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+
+#include "wire/messages.h"
 
 namespace {
 
-bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
+bool run(std::uint64_t seed, std::optional<std::uint16_t> lost, bool trace, di::sim::Report& sum) {
   // Before it runs: a panic leaves this as the last line.
-  std::printf("seed=%llu ", static_cast<unsigned long long>(seed));
+  const std::string without = lost ? std::string(di::wire::message_name(*lost)) : "";
+  std::printf("seed=%llu lost=%s ", static_cast<unsigned long long>(seed), without.c_str());
   if (trace) std::printf("\n");
   std::fflush(stdout);
-  const di::sim::Report report = di::sim::run_cluster(seed, trace);
+  const di::sim::Report report = lost ? di::sim::run_loss(seed, *lost, trace) : di::sim::run_cluster(seed, trace);
   std::printf(
       "requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu "
       "cached_tokens=%llu "
@@ -32,8 +37,9 @@ bool run(std::uint64_t seed, bool trace, di::sim::Report& sum) {
   sum.cached_tokens += report.cached_tokens;
   sum.events += report.events;
   sum.moved += report.moved;
+  sum.lost += report.lost;
   if (report.failure.empty()) return true;
-  std::printf("FAILED seed=%llu: %s\n", static_cast<unsigned long long>(seed), report.failure.c_str());
+  std::printf("FAILED seed=%llu lost=%s: %s\n", static_cast<unsigned long long>(seed), without.c_str(), report.failure.c_str());
   return false;
 }
 
@@ -44,6 +50,7 @@ int main(int argc, char** argv) {
   std::uint64_t from = 1;
   bool one = false;
   bool trace = false;
+  std::optional<std::uint16_t> lost;
   for (int i = 1; i < argc; ++i) {
     if (i + 1 < argc && std::strcmp(argv[i], "--seed") == 0) {
       from = std::strtoull(argv[++i], nullptr, 10);
@@ -52,15 +59,20 @@ int main(int argc, char** argv) {
       seeds = std::strtoull(argv[++i], nullptr, 10);
     } else if (i + 1 < argc && std::strcmp(argv[i], "--from") == 0) {
       from = std::strtoull(argv[++i], nullptr, 10);
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--lost") == 0) {
+      const std::string name = argv[++i];
+      for (const std::uint16_t message : di::sim::said_again()) {
+        if (di::wire::message_name(message) == name) lost = message;
+      }
     } else {
-      std::fprintf(stderr, "usage: sim_cluster [--seed N] [--from N] [--seeds N]\n");
+      std::fprintf(stderr, "usage: sim_cluster [--seed N [--lost MESSAGE]] [--from N] [--seeds N]\n");
       return 64;
     }
   }
   di::sim::Report sum;
-  if (one) return run(from, trace, sum) ? 0 : 1;
+  if (one) return run(from, lost, trace, sum) ? 0 : 1;
   int failed = 0;
-  for (std::uint64_t seed = from; seed < from + seeds; ++seed) failed += run(seed, false, sum) ? 0 : 1;
+  for (std::uint64_t seed = from; seed < from + seeds; ++seed) failed += run(seed, std::nullopt, false, sum) ? 0 : 1;
   std::printf(
       "seeds=%llu failed=%d requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d "
       "tokens=%llu "
@@ -72,6 +84,13 @@ int main(int argc, char** argv) {
   // A fleet that never hits and never re-enters would prove nothing.
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0)) {
     std::printf("FAILED: nothing was cached, re-entered, cancelled or moved\n");
+    ++failed;
+  }
+  for (const std::uint16_t message : di::sim::said_again()) {
+    di::sim::Report losses;
+    for (std::uint64_t seed = from; seed < from + seeds / 10; ++seed) failed += run(seed, message, false, losses) ? 0 : 1;
+    if (seeds < 50 || losses.lost > 0) continue;
+    std::printf("FAILED: no %s was lost\n", std::string(di::wire::message_name(message)).c_str());
     ++failed;
   }
   return failed == 0 ? 0 : 1;

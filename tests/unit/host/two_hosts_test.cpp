@@ -49,7 +49,9 @@ class TwoHosts : public ::testing::Test {
         from->core.flush(now);
         for (wire::Envelope& message : from->core.take_outgoing()) {
           more = true;
-          if (message.peer == to->peer.instance && linked) {
+          if (message.peer == to->peer.instance && message.number == drop) {
+            drop = 0;
+          } else if (message.peer == to->peer.instance && linked) {
             message.peer = from->peer.instance;
             message.peer_generation = from->peer.generation;
             to->core.on_message(message, now);
@@ -170,8 +172,9 @@ class TwoHosts : public ::testing::Test {
   Host a{"di-kvd.hostA", 11};
   Host b{"di-kvd.hostB", 12};
   bool linked = true;
+  std::uint16_t drop = 0;  // number of a message between them, the next of which is lost
   Now now{{1'000'000'000}, {1'000'000'000}};
-  const wire::Scope scope{test_request(1), 1, 0, 0};
+  wire::Scope scope{test_request(1), 1, 0, 0};
   const std::vector<Key> keys = test_keys(1, 0, 8);
   const std::vector<Key> first{keys.begin(), keys.begin() + 4};
   const std::vector<Key> second{keys.begin() + 4, keys.end()};
@@ -360,6 +363,70 @@ TEST_F(TwoHosts, ARepeatedHandOverIsTheSameOne) {
   EXPECT_FALSE(heard<wire::kv_seated>(b));
   EXPECT_EQ(handed(), Code::ok);
   EXPECT_FALSE(handed());
+  release_all();
+  expect_idle();
+}
+
+// Each was healed by the end of the hold only.
+TEST_F(TwoHosts, ALostWordAboutTheEndIsSaidAgain) {
+  for (const std::uint16_t lost : {wire::handover_sealed::number, wire::handover_ack::number}) {
+    for (const bool taken : {false, true}) {
+      SCOPED_TRACE(std::string(wire::message_name(lost)) + (taken ? " of a seat that has its pages" : ""));
+      scope.attempt++;
+      say(b, decode, wire::kv_expect{8, keys, Key{}, 3}, scope);
+      seal(a, prefill, first);
+      seal(a, prefill, second);
+      const wire::SlotRef tail = seal(a, prefill, {});
+      say(a, prefill, final(tail), scope);
+      drop = lost;
+      move_all(a, b);
+      EXPECT_EQ(drop, 0);
+      EXPECT_FALSE(handed());
+      if (taken && lost == wire::handover_ack::number) say(b, decode, wire::kv_release{}, scope);
+      advance(seconds(2));
+      EXPECT_EQ(handed(), Code::ok);
+      EXPECT_TRUE(heard<wire::kv_seated>(b));
+      EXPECT_FALSE(heard<wire::kv_seated>(b));
+      // The rank did not hear it either: another source would find a seat that is taken.
+      say(a, prefill, final(tail), scope);
+      EXPECT_EQ(handed(), Code::ok);
+      EXPECT_EQ(a.core.handovers().sources(), 0u);
+      release_all();
+    }
+  }
+  expect_idle();
+  EXPECT_EQ(a.core.next_due().liveness, instant_never);
+}
+
+// A fleet refused frames that nobody had falsified: pages of a prompt are in the directory before the hand-over
+// that brings them, and the seat's own reads of them are given up in their middle.
+TEST_F(TwoHosts, WhatASeatReadsByItselfIsGivenUpWhenTheHandOverBegins) {
+  seal(a, prefill, first);
+  settle_puts(a);
+  say(b, decode, wire::kv_expect{8, keys, Key{}, 3}, scope);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_plan>(b, &asked));
+  wire::PlannedPage page;
+  page.count = page.page_blocks = 4;
+  page.keys = first;
+  page.crcs = test_crcs(first);
+  page.arenas = {"di-kvd.hostA"};
+  say(b, meta, wire::meta_planned{3, 9000, {page}}, asked);
+  move_one(a, b);
+  ASSERT_EQ(a.data.pushes.size(), 3u);
+  say(a, prefill, early(), scope);
+  EXPECT_EQ(b.core.fetches().counters().reads_cancelled, 1u);
+  EXPECT_EQ(b.data.concealing.size(), 1u);
+  conceal_all(b);
+  // Those three had left before A heard of it.
+  EXPECT_FALSE(test::FakeData::arrive(a.data.pushes.front(), b.data, a.peer, a.arena, b.arena));
+  move_all(a, b);
+  seal(a, prefill, second);
+  const wire::SlotRef tail = seal(a, prefill, {});
+  say(a, prefill, final(tail), scope);
+  move_all(a, b);
+  EXPECT_TRUE(heard<wire::kv_seated>(b));
+  EXPECT_EQ(handed(), Code::ok);
   release_all();
   expect_idle();
 }

@@ -71,6 +71,28 @@ class DecodeTest : public CoreTest<DecodeCore> {
   const wire::Scope two = test_scope(2);
 };
 
+// A lost kv_expected or seat_granted kept a request from its seat until the seat lapsed.
+TEST_F(DecodeTest, ASeatThatIsAskedForAgainIsTheSameOne) {
+  from_router(one, seat_of(18));
+  const auto expect = heard<wire::kv_expect>();
+  ASSERT_TRUE(expect);
+  from_router(one, seat_of(18));
+  EXPECT_EQ(heard<wire::kv_expect>(), expect);
+  EXPECT_FALSE(heard<wire::seat_granted>());
+  from_kvd(one, wire::kv_expected{0, expect->seat, 77});
+  const auto granted = heard<wire::seat_granted>();
+  ASSERT_TRUE(granted);
+  from_router(one, seat_of(18));
+  EXPECT_EQ(heard<wire::seat_granted>(), granted);
+  EXPECT_FALSE(heard<wire::kv_expect>());
+  EXPECT_EQ(gauge("requests"), 1U);
+  EXPECT_EQ(gauge("pool_blocks"), 10U);
+  arrive(one, expect->seat);
+  from_router(one, seat_of(18));
+  EXPECT_FALSE(heard<wire::seat_granted>());
+  EXPECT_FALSE(heard<wire::seat_refused>());
+}
+
 TEST_F(DecodeTest, ASeatIsFilledRunsAndEnds) {
   from_router(one, seat_of(18, 4));
   const auto expect = heard<wire::kv_expect>();
@@ -94,7 +116,7 @@ TEST_F(DecodeTest, ASeatIsFilledRunsAndEnds) {
   EXPECT_EQ(spec.known_tokens_max, 22U);
   EXPECT_EQ(batch->admissions[0].slots.size(), 2U);
   give();
-  EXPECT_EQ(heard<wire::decode_started>()->swapped_blocks, 5U);
+  EXPECT_EQ(heard<wire::decode_started>()->swapped_blocks, 4U);
   EXPECT_FALSE(heard<wire::kv_release>());
   step(19, 1);
   EXPECT_TRUE(heard<wire::kv_release>());  // swapped in

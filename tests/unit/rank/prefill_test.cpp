@@ -236,6 +236,26 @@ TEST_F(PrefillTest, AHandOverWithoutAnAnswerEndsWithTheHold) {
   expect_end(Code::timeout);
 }
 
+TEST_F(PrefillTest, AHandOverWithoutAnAnswerIsSaidAgain) {
+  wait(one, 18);
+  from_router(one, target_of(6));
+  const auto first = heard<wire::kv_handover>();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(core->next_due(), now + seconds(2));
+  advance(seconds(1));
+  EXPECT_FALSE(heard<wire::kv_handover>());
+  advance(seconds(1));
+  const auto again = heard<wire::kv_handover>();
+  ASSERT_TRUE(again);
+  EXPECT_EQ(*again, *first);
+  from_kvd(one, wire::kv_handed{6, 0});
+  expect_end(Code::ok);
+  acknowledge(one);
+  advance(seconds(2));
+  EXPECT_FALSE(heard<wire::kv_handover>());
+  expect_nothing_held();
+}
+
 TEST_F(PrefillTest, AShorterHitIsTakenAndTheRestComputed) {
   from_router(one, bind_of(18, 4));
   from_kvd(one, wire::kv_fetching{0, 77, 3, {slot(50, 3)}});

@@ -442,6 +442,38 @@ TEST_F(RouterTest, ARefusedSeatIsAskedElsewhereAndLaterAgain) {
   EXPECT_EQ(attempt(id), 1);
 }
 
+// The answer was lost, or the question: only the client's patience knew.
+TEST_F(RouterTest, ASeatWithoutAnAnswerIsAskedForAgain) {
+  const RequestId id = submit();
+  matched(id, 0);
+  const auto first = heard<wire::decode_seat>(decode0);
+  ASSERT_TRUE(first);
+  const std::uint64_t outstanding = core->ranks().outstanding();
+  EXPECT_EQ(core->next_due(), now + seconds(2));
+  advance(seconds(2));
+  EXPECT_EQ(heard<wire::decode_seat>(decode0), first);
+  EXPECT_EQ(core->ranks().outstanding(), outstanding);
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_EQ(count<wire::prefill_target>(), 1);
+  advance(seconds(2));
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+}
+
+TEST_F(RouterTest, ASeatThatNobodyWaitsForIsGivenBack) {
+  const RequestId id = submit();
+  matched(id, 0);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  advance(seconds(2));
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  // The refusal was only late, and the second question found room.
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::busy), ""});
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
+  EXPECT_EQ(core->find(id)->seat, 0U);
+}
+
 TEST_F(RouterTest, AnInvalidSeatIsAnErrorAtOnce) {
   const RequestId id = submit();
   matched(id, 0);
