@@ -33,6 +33,7 @@ struct Sequence {
 
   std::shared_ptr<KvSource> source;  // null when nothing (more) is to be swapped in
   std::uint32_t cached_blocks = 0;   // the last one may be partial
+  std::uint32_t cached_full = 0;     // of them
   std::uint32_t groups_swapped = 0;
 };
 
@@ -144,6 +145,7 @@ Result<SequenceId> CpuEngine::admit(SequenceSpec spec) {
   s.blocks = *std::move(blocks);
   if (cached_blocks > 0) s.source = std::move(spec.source);
   s.cached_blocks = cached_blocks;
+  s.cached_full = spec.cached_tokens / description_.layout.block_tokens();
   return static_cast<SequenceId>(free - sequences_.begin());
 }
 
@@ -180,7 +182,7 @@ StepResult CpuEngine::step(const StepPlan& plan, Instant now) {
     const Sequence& s = sequences_[active.sequence];
     RowResult& row = result.rows[active.row];
     row.computed_tokens = s.source == nullptr ? s.computed : 0;
-    row.swapped_blocks = s.source == nullptr ? s.cached_blocks : 0;
+    row.swapped_blocks = s.source == nullptr ? s.cached_full : 0;
   }
   result.ready_at = now + options_.step_delay;
   return result;
@@ -344,6 +346,7 @@ void CpuEngine::truncate_cached(SequenceId id, std::uint32_t blocks) {
   const std::uint64_t tokens = std::uint64_t{blocks} * description_.layout.block_tokens();
   s.computed = static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, s.computed));
   s.cached_blocks = blocks;
+  s.cached_full = std::min(s.cached_full, blocks);
   if (blocks == 0) s.source.reset();
 }
 

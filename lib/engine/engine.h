@@ -114,7 +114,7 @@ struct RowResult {
   Finish finish = Finish::none;           // set together with the last token
   std::uint32_t late_group = 0;           // with late: group that was missing
   std::uint32_t failed_block = 0;         // with kv_failed
-  std::uint32_t swapped_blocks = 0;       // blocks really swapped in so far
+  std::uint32_t swapped_blocks = 0;       // full blocks really swapped in so far: a tail is none
   Instant not_before{};                   // with not_before
   std::vector<Span> spans;                // at most spans_per_row_max
 };

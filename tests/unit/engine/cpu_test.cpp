@@ -374,7 +374,9 @@ TEST(CpuCached, a_tail_is_taken_over_and_continued) {
   tokens.push_back(5);
   const auto id = c.rig.engine->admit(cached_spec(tokens, 70, source));
   ASSERT_TRUE(id.ok());
-  EXPECT_EQ(c.rig.step(*id, 1).state, RowState::computed);
+  const RowResult row = c.rig.step(*id, 1);
+  EXPECT_EQ(row.state, RowState::computed);
+  EXPECT_EQ(row.swapped_blocks, 8u);  // a tail counted as a block: a prompt of four tokens hit
   const SequenceId whole = c.rig.admit(tokens);
   (void)c.rig.step(whole, 71);
   EXPECT_TRUE(same_bits(c.rig.rows(*id, 70, 71), c.rig.rows(whole, 70, 71)));
