@@ -2,7 +2,9 @@
 fault points.
 """
 
+import atexit
 import concurrent.futures
+import shutil
 import tempfile
 
 from fleet import Fleet, pieces, script, wait_for, words
@@ -59,7 +61,9 @@ def fault_points(fleet):
 def engine_overrides(real):
     if real:
         return []
-    path = script(tempfile.mkdtemp(prefix="di-script-"), [{"match": "", "pieces": pieces(*ANSWER, delay_ms=3)}])
+    folder = tempfile.mkdtemp(prefix="di-script-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = script(folder, [{"match": "", "pieces": pieces(*ANSWER, delay_ms=3)}])
     return [o for p in ("di-prefill", "di-decode") for o in (f"{p}:engine.backend=script", f"{p}:engine.script={path}")]
 
 
