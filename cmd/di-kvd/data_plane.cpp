@@ -1,12 +1,41 @@
 #include "data_plane.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/log.h"
+#include "transfer/tcp.h"
+#include "transfer/verbs_fabric.h"
 
 namespace di::kvd {
 
+namespace {
+
+// DEVICE[/PORT[/GID]].
+Result<transfer::VerbsPort> rail_parse(const std::string& text) {
+  transfer::VerbsPort rail;
+  const Error wrong{Code::invalid, 0, "transfer.rails: \"" + text + "\": want DEVICE, DEVICE/PORT or DEVICE/PORT/GID"};
+  const std::size_t port_at = text.find('/');
+  rail.device = text.substr(0, port_at);
+  if (rail.device.empty()) return wrong;
+  if (port_at == std::string::npos) return rail;
+  const char* end = text.data() + text.size();
+  const auto port = std::from_chars(text.data() + port_at + 1, end, rail.port);
+  if (port.ec != std::errc() || rail.port == 0) return wrong;
+  if (port.ptr == end) return rail;
+  if (*port.ptr != '/') return wrong;
+  const auto gid = std::from_chars(port.ptr + 1, end, rail.gid_index);
+  if (gid.ec != std::errc() || gid.ptr != end) return wrong;
+  return rail;
+}
+
+}  // namespace
+
 void data_params(config::Params& params, DataConfig& config) {
+  params.choice("transfer.kind", config.kind, {{DataKind::tcp, "tcp"}, {DataKind::verbs, "verbs"}},
+                {.help = "what data connections are made of; the same in all of a fleet"});
+  params.list("transfer.rails", config.rails,
+              {.help = "of verbs: ports as DEVICE/PORT/GID, as in [\"mlx5_0/1/3\"]; none: the first that is up"});
   params.string("transfer.bind", config.bind,
                 {.help = "address for data connections of other machines, as in \"10.0.0.5:0\"; none: off"});
   params.string("transfer.advertise", config.advertise,
@@ -17,20 +46,51 @@ void data_params(config::Params& params, DataConfig& config) {
               {.help = "what this side sends and asks for at most, in all; 0: as fast as the link is"});
 }
 
-Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, const DataConfig& config,
-                                                    transfer::Region* region, Events events) {
+Status DataPlane::open_tcp(transfer::Region* region) {
+  transfer::TcpOptions options;
+  options.self.instance = std::string(daemon_.instance());
+  options.listen = config_.bind;
+  options.region = region;
+  options.budget.bytes_per_s = config_.link_bytes_per_s;
+  Result<std::unique_ptr<transfer::TcpFabric>> fabric = transfer::make_tcp_fabric(daemon_.loop(), options);
+  if (!fabric) return fabric.error().in("transfer.bind");
+  endpoint_ = (*fabric)->endpoint();
+  set_self_ = [tcp = fabric->get()](const wire::Peer& self) { tcp->set_self(self); };
+  fabric_ = *std::move(fabric);
+  return {};
+}
+
+Status DataPlane::open_verbs(const Shared& shared) {
+  if (config_.seal) return Error{Code::invalid, 0, "transfer.kind = \"verbs\" cannot seal: transfer.seal is for tcp"};
+  transfer::VerbsFabricOptions options;
+  options.self.instance = std::string(daemon_.instance());
+  options.listen = config_.bind;
+  options.region = shared.region;
+  if (!shared.memory.empty()) options.memory.push_back({shared.memory, -1, 0});
+  for (const std::string& text : config_.rails) {
+    const Result<transfer::VerbsPort> rail = rail_parse(text);
+    if (!rail) return rail.error();
+    options.rails.push_back(*rail);
+  }
+  if (options.rails.empty()) options.rails.emplace_back();
+  options.budget.bytes_per_s = config_.link_bytes_per_s;
+  Result<std::unique_ptr<transfer::VerbsFabric>> fabric = transfer::make_verbs_fabric(daemon_.loop(), options);
+  if (!fabric) return fabric.error().in("transfer.kind");
+  endpoint_ = (*fabric)->endpoint();
+  set_self_ = [verbs = fabric->get()](const wire::Peer& self) { verbs->set_self(self); };
+  fabric_ = *std::move(fabric);
+  return {};
+}
+
+Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, const DataConfig& config, Shared shared,
+                                                    Events events) {
   std::unique_ptr<DataPlane> plane(new DataPlane(daemon, config));
   DataPlane* self = plane.get();
   if (!config.bind.empty()) {
-    transfer::TcpOptions options;
-    options.self.instance = std::string(daemon.instance());
-    options.listen = config.bind;
-    options.region = region;
-    options.budget.bytes_per_s = config.link_bytes_per_s;
-    Result<std::unique_ptr<transfer::TcpFabric>> fabric = transfer::make_tcp_fabric(daemon.loop(), options);
-    if (!fabric) return fabric.error().in("transfer.bind");
-    plane->fabric_ = *std::move(fabric);
-    plane->endpoint_ = config.advertise.empty() ? plane->fabric_->endpoint() : config.advertise;
+    const Status opened =
+        config.kind == DataKind::tcp ? plane->open_tcp(shared.region) : plane->open_verbs(shared);
+    if (!opened.ok()) return opened.error();
+    if (!config.advertise.empty()) plane->endpoint_ = config.advertise;
     if (plane->endpoint_.starts_with("tcp://0.0.0.0:") || plane->endpoint_.starts_with("tcp://[::]:")) {
       return Error{Code::invalid, 0,
                    "transfer.bind = \"" + config.bind + "\" says nothing to others: set transfer.advertise"};
@@ -39,7 +99,10 @@ Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, cons
                                 .done = std::move(events.done),
                                 .concealed = std::move(events.concealed)});
     plane->register_metrics(daemon.metrics());
-    log_info("data", "listening", {{"endpoint", plane->endpoint_}, {"seal", config.seal}});
+    log_info("data", "listening",
+             {{"endpoint", plane->endpoint_},
+              {"kind", config.kind == DataKind::tcp ? "tcp" : "verbs"},
+              {"seal", config.seal}});
   }
   daemon.endpoint().on<wire::data_open>(
       [self](const net::Incoming& in, const wire::data_open& message) { self->asked(in, message); });
@@ -49,7 +112,7 @@ Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, cons
 }
 
 void DataPlane::registered(const wire::Peer& self) {
-  if (fabric_) fabric_->set_self(self);
+  if (fabric_) set_self_(self);
 }
 
 void DataPlane::peer_up(const net::Member& member) {

@@ -1,8 +1,11 @@
 // cmd/di-kvd/data_plane.h: the fabric between di-kvds on different machines, and how its connections are
 // allowed: a di-kvd that wants one asks the other over the control channel (data_open) and gets a ticket.
 //
+// Kinds: TCP, or RDMA (transfer/verbs_fabric.h), which has a TCP connection of its own for the tickets.  All di-kvds
+// of a fleet are of one kind: another one's answer to the hello is malformed, and its peers are unreachable.
+//
 // Seal: frames are sealed when either side's transfer.seal says so or the zones differ; the side that is
-// asked decides, and the side that asked refuses a ticket that is weaker than its own rule.
+// asked decides, and the side that asked refuses a ticket that is weaker than its own rule.  RDMA cannot seal: where it must, there is no connection.
 //
 // Owner: the loop thread.  Bounds: transfer/fabric.h.
 #pragma once
@@ -12,13 +15,18 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "daemon/daemon.h"
-#include "transfer/tcp.h"
+#include "transfer/fabric.h"
 
 namespace di::kvd {
 
+enum class DataKind : std::uint8_t { tcp, verbs };
+
 struct DataConfig {
+  DataKind kind = DataKind::tcp;
+  std::vector<std::string> rails;  // of verbs: DEVICE, DEVICE/PORT or DEVICE/PORT/GID; none: the first that is up
   std::string bind;       // empty: no data plane, this di-kvd moves bytes on its own machine only
   std::string advertise;  // empty: what was bound
   bool seal = false;
@@ -33,9 +41,14 @@ class DataPlane {
     std::function<void(const wire::Peer& peer, transfer::TransferId transfer)> concealed;
   };
 
-  // `region` may be null: nothing of this process can be reached.  Errors: invalid, io.
-  static Result<std::unique_ptr<DataPlane>> start(daemon::Daemon& daemon, const DataConfig& config,
-                                                  transfer::Region* region, Events events);
+  // What peers may be let into.  Without a region nothing of this process can be reached.
+  struct Shared {
+    transfer::Region* region = nullptr;
+    MutableByteView memory;  // where its slots are
+  };
+  // Errors: invalid, io; of verbs also not_found, no_space, unsupported.
+  static Result<std::unique_ptr<DataPlane>> start(daemon::Daemon& daemon, const DataConfig& config, Shared shared,
+                                                  Events events);
   DataPlane(const DataPlane&) = delete;
   DataPlane& operator=(const DataPlane&) = delete;
 
@@ -49,6 +62,8 @@ class DataPlane {
 
  private:
   DataPlane(daemon::Daemon& daemon, const DataConfig& config) : daemon_(daemon), config_(config) {}
+  Status open_tcp(transfer::Region* region);
+  Status open_verbs(const Shared& shared);
   void want_ticket(const wire::Peer& peer);
   void asked(const net::Incoming& in, const wire::data_open& message);
   void answered(const net::Incoming& in, const wire::data_opened& message);
@@ -59,7 +74,8 @@ class DataPlane {
 
   daemon::Daemon& daemon_;
   const DataConfig config_;
-  std::unique_ptr<transfer::TcpFabric> fabric_;
+  std::unique_ptr<transfer::Fabric> fabric_;
+  std::function<void(const wire::Peer& self)> set_self_;  // of the fabric
   std::string endpoint_;
   std::map<std::string, net::Member> peers_;  // di-kvds that are up, by instance
 };

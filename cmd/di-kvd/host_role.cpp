@@ -262,7 +262,7 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
     recovery_ = std::make_unique<Recovery>(loop, *arena_, *core_, [this] { touched_ = true; });
   }
 
-  auto plane = DataPlane::start(daemon, data_config_, data_.get(),
+  auto plane = DataPlane::start(daemon, data_config_, {data_.get(), arena_->payload(0, config_.arena_bytes)},
                                 {.done =
                                      [this](transfer::OpId op, Code code) {
                                        const std::uint64_t push = data_->done(op);
