@@ -14,11 +14,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/fd.h"
 #include "config/toml.h"
 #include "daemon/exporter.h"
+#include "daemon/heartbeat.h"
 #include "daemon/ready.h"
 #include "loop/signal.h"
 #include "net/zmq.h"
@@ -327,7 +329,7 @@ struct Daemon::Impl {
         [this](const std::vector<std::string>& words, const Reply& reply) { return on_ctl(words, reply); });
     DI_TRY(control->listen(daemon.path("ctl"), false));
     DI_TRY(control->listen(daemon.path("ro"), true));
-    exporter = std::make_unique<Exporter>(loop, metrics);
+    exporter = std::make_unique<Exporter>(loop, metrics, [this] { return why_not_ready(); });
     http_path = daemon.path("http");
     if (Result<std::string> at = exporter->listen("unix:" + http_path); !at) return at.error();
     if (!common.metrics_listen.empty()) {
@@ -432,13 +434,24 @@ struct Daemon::Impl {
     return program.on_ctl(words, reply);
   }
 
+  // Empty: it is.
+  [[nodiscard]] std::string why_not_ready() const {
+    if (stopping) return "stopping";
+    if (!ready) return "starting";
+    const std::string late = heartbeats.late();
+    return late.empty() ? "" : "late: " + late;
+  }
+
   bool show_status(Reply& reply) {
+    const std::string late = heartbeats.late();
     Row row;
     row.text("program", startup.about.program)
         .number("pid", ::getpid())
-        .text("state", stopping ? "stopping"
-                       : ready  ? "ready"
-                                : "starting")
+        .text("state", stopping        ? "stopping"
+                       : !ready        ? "starting"
+                       : !late.empty() ? "late"
+                                       : "ready")
+        .text("late", late)
         .number("id", endpoint.self().id)
         .number("generation", endpoint.self().generation)
         .number("peers", endpoint.peers_up().size())
@@ -552,6 +565,7 @@ struct Daemon::Impl {
   ManualClock manual_clock;
   loop::Loop loop;
   Metrics metrics;
+  Heartbeats heartbeats{loop.clock()};
   std::unique_ptr<net::Transport> transport;
   net::Endpoint endpoint;
   std::unique_ptr<net::MetaClient> meta;
@@ -565,6 +579,7 @@ struct Daemon::Impl {
   std::string http_path;
   bool ready = false;
   bool stopping = false;
+  bool leaving = false;  // stopped() was called
   int exit_status = exit_ok;
 };
 
@@ -657,7 +672,16 @@ void Daemon::ready() {
 }
 
 bool Daemon::is_ready() const {
-  return impl_->ready;
+  return impl_->why_not_ready().empty();
+}
+
+Heartbeats::Beat& Daemon::heartbeat(std::string_view name, Duration late_after) {
+  Heartbeats::Beat& beat = impl_->heartbeats.add(name, late_after);
+  impl_->metrics.gauge_from(
+      "di_heartbeat_late", "1 when a background loop has not moved for too long",
+      [this, loop = std::string(name)] { return impl_->heartbeats.is_late(loop) ? 1 : 0; },
+      {{"loop", std::string(name)}});
+  return beat;
 }
 
 void Daemon::stop() {
@@ -666,7 +690,9 @@ void Daemon::stop() {
 }
 
 void Daemon::stopped() {
-  impl_->loop.stop();
+  if (std::exchange(impl_->leaving, true)) return;
+  if (!impl_->meta) return impl_->loop.stop();
+  impl_->meta->when_told([this] { impl_->loop.stop(); });
 }
 
 void Daemon::fail(const Error& error) {

@@ -34,6 +34,7 @@
 #include "daemon/control.h"
 #include "daemon/exit.h"
 #include "daemon/faults.h"
+#include "daemon/heartbeat.h"
 #include "daemon/metrics.h"
 #include "loop/loop.h"
 #include "net/keys.h"
@@ -126,7 +127,10 @@ class Daemon {
   // The daemon serves: `ready` line, byte on --ready-fd, READY=1 to systemd.  Once; later calls do
   // nothing.
   void ready();
+  // Ready, not stopping, and no background loop is late.
   [[nodiscard]] bool is_ready() const;
+  // A background loop that must move, see daemon/heartbeat.h.  Before on_start returns.
+  Heartbeats::Beat& heartbeat(std::string_view name, Duration late_after);
   // Asks for a graceful stop, as SIGTERM does.
   void stop();
   // The program has nothing left to do: ends the loop.

@@ -2,8 +2,8 @@
 
 namespace di::daemon {
 
-Exporter::Exporter(loop::Loop& loop, const Metrics& metrics)
-    : metrics_(metrics), server_(loop, *this, [] {
+Exporter::Exporter(loop::Loop& loop, const Metrics& metrics, std::function<std::string()> why_not_ready)
+    : metrics_(metrics), why_not_ready_(std::move(why_not_ready)), server_(loop, *this, [] {
         http::Server::Options options;
         options.connections_max = exporter_connections_max;
         return options;
@@ -17,8 +17,9 @@ http::Handler::Verdict Exporter::on_head(const http::Request& head) {
   Verdict verdict;
   if (head.method != "GET" && head.method != "HEAD") {
     verdict.refuse = http::Reply{405, {{"Allow", "GET"}, {"Content-Type", "text/plain"}}, "only GET\n"};
-  } else if (head.path != "/metrics" && head.path != "/health") {
-    verdict.refuse = http::Reply{404, {{"Content-Type", "text/plain"}}, "only /metrics and /health\n"};
+  } else if (head.path != "/metrics" && head.path != "/health" && head.path != "/health/ready") {
+    verdict.refuse =
+        http::Reply{404, {{"Content-Type", "text/plain"}}, "only /metrics, /health and /health/ready\n"};
   }
   return verdict;
 }
@@ -26,6 +27,13 @@ http::Handler::Verdict Exporter::on_head(const http::Request& head) {
 void Exporter::on_request(http::ExchangeId id, http::Request request) {
   if (request.path == "/health") {
     server_.respond(id, {200, {{"Content-Type", "text/plain"}}, "ok\n"});
+    return;
+  }
+  if (request.path == "/health/ready") {
+    const std::string why = why_not_ready_();
+    server_.respond(
+        id,
+        {why.empty() ? 200 : 503, {{"Content-Type", "text/plain"}}, (why.empty() ? "ready" : why) + "\n"});
     return;
   }
   server_.respond(

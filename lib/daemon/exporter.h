@@ -1,9 +1,10 @@
-// daemon/exporter.h: the metrics over HTTP: GET /metrics, and /health for whoever only asks whether
-// the process answers.
+// daemon/exporter.h: the metrics over HTTP: GET /metrics, /health for whoever only asks whether the process
+// answers, and /health/ready: 200, or 503 and why not.
 //
 // Owner: loop thread.  Bounds: as http/server.h, with `exporter_connections_max`.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "daemon/metrics.h"
@@ -16,7 +17,8 @@ inline constexpr std::size_t exporter_connections_max = 32;
 
 class Exporter final : public http::Handler {
  public:
-  Exporter(loop::Loop& loop, const Metrics& metrics);
+  // `why_not_ready`: one line, empty when it is.
+  Exporter(loop::Loop& loop, const Metrics& metrics, std::function<std::string()> why_not_ready);
 
   // An address as in http/address.h; returns it with the port it got.
   Result<std::string> listen(const std::string& address);
@@ -27,6 +29,7 @@ class Exporter final : public http::Handler {
 
  private:
   const Metrics& metrics_;
+  std::function<std::string()> why_not_ready_;
   http::Server server_;
 };
 

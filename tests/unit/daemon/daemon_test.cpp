@@ -138,6 +138,26 @@ TEST_F(DaemonTest, LivesFromReadyToAGracefulStop) {
   }
 }
 
+TEST_F(DaemonTest, ALoopThatDoesNotMoveMakesItUnready) {
+  const Process process = start({"-o", "clock.manual=true"});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  Result<http::Client> client = http::Client::connect("unix:" + run_path("http"), patience);
+  ASSERT_TRUE(client.ok()) << client.error().message;
+  EXPECT_EQ(client->get("/health/ready")->status, 200);
+  ask({"clock", "advance", "61000"});
+  const Result<http::ClientReply> late = client->get("/health/ready");
+  ASSERT_TRUE(late.ok()) << late.error().message;
+  EXPECT_EQ(late->status, 503);
+  EXPECT_EQ(late->body, "late: probe\n");
+  EXPECT_EQ(client->get("/health")->status, 200);
+  EXPECT_EQ(ask({"show", "status"})["state"], "late");
+  EXPECT_EQ(ask({"show", "status"})["late"], "probe");
+  EXPECT_NE(client->get("/metrics")->body.find("\ndi_heartbeat_late{loop=\"probe\"} 1\n"), std::string::npos);
+  ask({"beat"});
+  EXPECT_EQ(client->get("/health/ready")->status, 200);
+  EXPECT_EQ(ask({"show", "status"})["state"], "ready");
+}
+
 TEST_F(DaemonTest, MetricsAreServedOnTheUnixSocket) {
   const Process process = start({});
   ASSERT_TRUE(await_ready(process)) << read("err");

@@ -28,6 +28,7 @@ class Probe final : public di::daemon::ProgramOf<Config> {
     if (config_.broken) return di::Error{di::Code::io, 0, "the probe is broken"};
     if (di::Result<std::string> at = daemon.listen(); !at) return at.error();
     daemon.metrics().held("seats").set(2);
+    beat_ = &daemon.heartbeat("probe", di::seconds(60));
     tick_ = std::make_unique<di::loop::Timer>(daemon.loop(), di::loop::TimerKind::product, "tick",
                                               [this] { ++ticks_; });
     tick_->start_every(di::milliseconds(10));
@@ -42,6 +43,11 @@ class Probe final : public di::daemon::ProgramOf<Config> {
       di::daemon::Row row;
       row.number("value", config_.value).number("ticks", ticks_);
       reply.row(row);
+      reply.end();
+      return true;
+    }
+    if (words[0] == "beat") {
+      (*beat_)();
       reply.end();
       return true;
     }
@@ -67,6 +73,7 @@ class Probe final : public di::daemon::ProgramOf<Config> {
   Config config_;
   di::daemon::Daemon* daemon_ = nullptr;
   std::unique_ptr<di::loop::Timer> tick_;
+  di::daemon::Heartbeats::Beat* beat_ = nullptr;
   int ticks_ = 0;
 };
 
