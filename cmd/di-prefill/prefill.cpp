@@ -17,6 +17,8 @@ std::unique_ptr<worker::RankCore> make_core(const worker::Config& config, std::u
   options.chunk_tokens = config.chunk_tokens;
   options.swap_wait = config.swap_wait;
   options.overlap = config.overlap;
+  // A script computes nothing: next to it every fetch would seem dear.
+  options.arbiter = config.arbiter && config.engine.backend != worker::Backend::script;
   options.hold = config.hold;
   return std::make_unique<rank::PrefillCore>(options, description);
 }
@@ -48,6 +50,12 @@ void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon:
   metrics.counter_from("di_prefill_swapped_blocks_total", "Blocks swapped in from the arena",
                        [&core] { return core.blocks_swapped(); }, labels);
   metrics.counter_from("di_prefill_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
+  metrics.counter_from("di_prefill_fetches_waited_total", "Fetches that were not there at once and were waited for",
+                       [&core] { return core.watch().counters().waited; }, labels);
+  metrics.counter_from("di_prefill_fetches_given_up_total", "Fetches whose blocks were computed instead",
+                       [&core] { return core.watch().counters().given_up; }, labels);
+  metrics.counter_from("di_prefill_blocks_given_up_total", "Blocks of such fetches",
+                       [&core] { return core.watch().counters().given_up_blocks; }, labels);
   metrics.gauge_from("di_prefill_queue_us", "Predicted work of the bound requests",
                      [&core] { return static_cast<std::int64_t>(core.queue_us()); }, labels);
 }

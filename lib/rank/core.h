@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,11 @@ class RankCore {
   // Messages to send, in order.  Credits are written here, once per turn.
   [[nodiscard]] virtual std::vector<wire::Envelope> take_outgoing() = 0;
   [[nodiscard]] virtual Instant next_due() const = 0;
+
+  // Fitted costs, as lines of text that outlive the process.  Errors of restore_costs(): invalid, and some of
+  // the costs may stay what they were.
+  [[nodiscard]] virtual std::string costs() const = 0;
+  virtual Status restore_costs(std::string_view text) = 0;
 
   [[nodiscard]] virtual std::vector<Gauge> gauges() const = 0;
   [[nodiscard]] virtual bool idle() const = 0;
@@ -114,6 +120,8 @@ class CoreOf : public RankCore {
     outgoing_.clear();
     return all;
   }
+  [[nodiscard]] std::string costs() const override { return cost_.to_text(); }
+  Status restore_costs(std::string_view text) override { return cost_.restore(text); }
   [[nodiscard]] bool idle() const final { return requests_.empty() && endings_.count() == 0; }
   [[nodiscard]] std::size_t running() const final { return requests_.size(); }
   [[nodiscard]] std::uint64_t steps() const { return steps_; }
@@ -205,8 +213,18 @@ class CoreOf : public RankCore {
       context += row_tokens * row_context;
     }
     if (tokens <= 0) return;
-    cost_.observe(static_cast<std::uint32_t>(tokens), context / tokens, static_cast<double>(to_us(took)));
     ++steps_;
+    // Computing is what is learnt: not waiting for pages, and nothing from a step that left a row out.
+    double waited_us = 0;
+    for (const engine::RowResult& row : held_step_->rows) {
+      if (row.state != engine::RowState::computed) return;
+      double row_us = 0;
+      for (const wire::Span& span : row.spans) {
+        if (span.kind == static_cast<wire::U8>(wire::SpanKind::wait)) row_us += static_cast<double>(span.length_us);
+      }
+      waited_us = std::max(waited_us, row_us);
+    }
+    cost_.observe(static_cast<std::uint32_t>(tokens), context / tokens, static_cast<double>(to_us(took)) - waited_us);
   }
   // The held step, when its time has come.
   [[nodiscard]] std::optional<engine::StepResult> take_step(Instant now) {

@@ -13,24 +13,40 @@ constexpr Duration open_answer_wait = seconds(2);
 // For the answer to kv_handover, which takes as long as the pages do; to say it twice is harmless.
 constexpr Duration handed_answer_wait = seconds(2);
 
+std::vector<wire::Span> spans_of(PrefillRequest& request, const engine::RowResult& row) {
+  std::vector<wire::Span> spans = row.spans;
+  if (request.gave_up.has_value() && spans.size() < engine::spans_per_row_max) spans.push_back(*request.gave_up);
+  request.gave_up.reset();
+  return spans;
+}
+
 }  // namespace
 
 PrefillCore::PrefillCore(Options options, engine::Description description)
-    : CoreOf(options.rank, options.requests_max, options.cost, std::move(description)), options_(options) {}
+    : CoreOf(options.rank, options.requests_max, options.cost, std::move(description)),
+      options_(options),
+      watch_({.enabled = options.arbiter,
+              .block_bytes = description_.layout.block_bytes(),
+              .groups = description_.layout.groups(),
+              .block_tokens = description_.layout.block_tokens(),
+              .chunk_tokens = options.chunk_tokens,
+              .overlap = options.overlap}) {}
 
 std::uint32_t PrefillCore::blocks_needed(const Request& request) const {
   // One more than the prompt: the token that prefill chooses is known, though never computed here.
   return blocks_of(known_tokens(request) + 1, description_.layout.block_tokens());
 }
 
+double PrefillCore::left_us(const Request& request) const {
+  if (request.has_token) return 0;
+  const std::uint32_t done =
+      std::max(request.computed_tokens, request.cached_blocks * description_.layout.block_tokens());
+  return cost_.predict_prompt_us(known_tokens(request), std::min(done, known_tokens(request)), options_.chunk_tokens);
+}
+
 double PrefillCore::queue_us() const {
   double total = 0;
-  for (const auto& [handle, request] : requests_) {
-    if (request.has_token) continue;
-    const std::uint32_t done =
-        std::max(request.computed_tokens, request.cached_blocks * description_.layout.block_tokens());
-    total += cost_.predict_prompt_us(known_tokens(request), std::min(done, known_tokens(request)), options_.chunk_tokens);
-  }
+  for (const auto& [handle, request] : requests_) total += left_us(request);
   return total;
 }
 
@@ -118,6 +134,7 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
   Request& kept = add(message, std::move(request));
   if (kept.bind.hit_blocks > 0) {
     kept.state = State::fetching;
+    kept.fetch_asked = now;
     kept.fetch_until = now + options_.fetch_wait;
     wire::kv_fetch fetch;
     fetch.keys.assign(kept.bind.keys.begin(), kept.bind.keys.begin() + kept.bind.hit_blocks);
@@ -134,6 +151,9 @@ void PrefillCore::fetched(Request& request, const wire::kv_fetching& answer, Ins
     request.entry = answer.entry;
     request.cached_slots = answer.slots;
     request.groups_wanted = options_.overlap ? 1 : description_.layout.groups();
+    if (request.cached_blocks > 0) {
+      watch_.begin(request.handle, request.cached_blocks, known_tokens(request), request.fetch_asked, now);
+    }
   }
   const std::uint32_t tokens = known_tokens(request);
   open_pages(request, request.cached_blocks, static_cast<std::uint32_t>(request.bind.keys.size()),
@@ -196,7 +216,8 @@ void PrefillCore::opened(Request& request, const wire::kv_opened& answer, Instan
 
 void PrefillCore::ready_moved(Request& request, const wire::kv_ready& ready, Instant now) {
   request.groups_ready = std::max(request.groups_ready, ready.groups);
-  if (ready.failed_block == wire::block_none) return;
+  if (ready.failed_block == wire::block_none) return watch_.moved(request.handle, ready.groups, now);
+  watch_.failed(request.handle);
   request.failed_block = std::min(request.failed_block, ready.failed_block);
   if (request.failed_block < request.cached_blocks && request.in_engine && !request.computed_any && !request.stepping) {
     truncate(request, request.failed_block, now);
@@ -211,6 +232,27 @@ void PrefillCore::truncate(Request& request, std::uint32_t blocks, Instant now) 
   open_pages(request, blocks, lost_until, false, now);
 }
 
+bool PrefillCore::waits_for_blocks(const Request& request) const {
+  if (request.state != State::admitting && request.state != State::running) return false;
+  if (request.stepping || request.computed_any || request.cancel_asked) return false;
+  return request.failed_block >= request.cached_blocks && request.cached_blocks > 0;
+}
+
+void PrefillCore::look_at_fetches(Instant now) {
+  for (auto& [handle, request] : requests_) {
+    if (!waits_for_blocks(request) || watch_.next_look(handle) > now) continue;
+    if (!watch_.give_up(handle, queue_us() - left_us(request), cost_, now)) continue;
+    wire::Span span;
+    span.kind = static_cast<wire::U8>(wire::SpanKind::wait);
+    span.start_us = static_cast<wire::U64>(request.fetch_asked.ns / 1000);
+    span.length_us = static_cast<wire::U64>(to_us(now - request.fetch_asked));
+    request.gave_up = span;
+    // From here as if di-kvd had said so.
+    request.failed_block = 0;
+    if (request.in_engine) truncate(request, 0, now);
+  }
+}
+
 bool PrefillCore::runnable(const Request& request, Instant now) const {
   if (request.state != State::running || request.stepping || request.has_token) return false;
   if (request.cancel_asked && !request.cancel_sent) return false;
@@ -220,6 +262,7 @@ bool PrefillCore::runnable(const Request& request, Instant now) const {
 
 std::optional<Batch> PrefillCore::next_batch(Instant now) {
   if (!may_start_batch()) return std::nullopt;
+  look_at_fetches(now);
   Batch batch;
   batch.releases = std::move(releases_);
   releases_.clear();
@@ -343,6 +386,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
       request.groups_wanted = row.late_group + 1;
       break;
     case engine::RowState::kv_failed:
+      watch_.failed(request.handle);
       request.failed_block = std::min(request.failed_block, row.failed_block);
       if (request.failed_block < request.cached_blocks) truncate(request, request.failed_block, now);
       break;
@@ -368,7 +412,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
     event.token = row.token;
     event.finish = static_cast<wire::U8>(row.finish);
     event.swapped_blocks = request.swapped_blocks;
-    event.spans = row.spans;
+    event.spans = spans_of(request, row);
     to_router(request, wire::token_batch{{std::move(event)}});
     request.state = State::sealing;
     request.hold_until = now + options_.hold;
@@ -381,7 +425,7 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
       cost_.predict_prompt_us(known_tokens(request), request.computed_tokens, options_.chunk_tokens));
   progress.computed_tokens = request.computed_tokens;
   progress.swapped_blocks = request.swapped_blocks;
-  progress.spans = row.spans;
+  progress.spans = spans_of(request, row);
   to_router(request, progress);
 }
 
@@ -491,6 +535,7 @@ void PrefillCore::forget(Handle handle) {
   const bool copies = batch_out_ && (request.stepping || std::any_of(request.pages.begin(), request.pages.end(), [](const Page& page) {
                                        return page.exporting && !page.sealed;
                                      }));
+  watch_.end(handle);
   if (request.in_engine) {
     std::erase_if(truncations_, [&](const auto& truncation) { return truncation.first == request.sequence; });
   }
@@ -555,6 +600,7 @@ Instant PrefillCore::next_due() const {
     if (request.state == State::waiting || request.state == State::handing) due = std::min(due, request.hold_until);
     if (request.state == State::handing) due = std::min(due, request.handover_again);
     if (request.state == State::running) due = std::min(due, row_due(request));
+    if (may_start_batch() && waits_for_blocks(request)) due = std::min(due, watch_.next_look(handle));
   }
   return due;
 }
@@ -569,6 +615,16 @@ PrefillCore::Load PrefillCore::load() const {
   for (const auto& [handle, request] : requests_) load.kv_tokens += request.computed_tokens;
   load.queue_us = static_cast<std::uint64_t>(queued);
   return load;
+}
+
+std::string PrefillCore::costs() const {
+  return cost_.to_text() + watch_.cost().to_text();
+}
+
+Status PrefillCore::restore_costs(std::string_view text) {
+  const std::size_t line = std::min(text.find('\n'), text.size());
+  DI_TRY(cost_.restore(text.substr(0, line)));
+  return watch_.cost().restore(text.substr(line));
 }
 
 std::vector<Gauge> PrefillCore::gauges() const {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "rank/core.h"
+#include "rank/fetch_watch.h"
 
 namespace di::rank {
 
@@ -51,7 +52,9 @@ struct PrefillRequest : RankRequest {
   std::vector<std::size_t> opening;  // pages that kv_open was sent for
   Instant open_again{};              // when to ask again after busy
   Instant open_until{};
+  Instant fetch_asked{};
   Instant fetch_until{};   // while fetching
+  std::optional<wire::Span> gave_up;  // a wait that was given up, until it is told
   bool admitting = false;  // an admission is in the batch that is out
   bool computed_any = false;
   bool has_token = false;
@@ -71,6 +74,7 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
     std::uint32_t chunk_tokens = 512;           // tokens of one step, over all rows
     Duration swap_wait = milliseconds(20);      // kv.swap_wait
     bool overlap = true;                        // kv.overlap: start when layer group 0 is there
+    bool arbiter = false;                       // kv.arbiter: compute what comes more slowly
     Duration hold = seconds(60);
     Duration fetch_wait = seconds(5);           // for the answer to kv_fetch; then the request is cold
     Duration open_wait = seconds(10);
@@ -86,11 +90,14 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   void on_time(Instant now) override;
   [[nodiscard]] std::optional<Batch> next_batch(Instant now) override;
   [[nodiscard]] Instant next_due() const override;
+  [[nodiscard]] std::string costs() const override;
+  Status restore_costs(std::string_view text) override;
   [[nodiscard]] std::vector<Gauge> gauges() const override;
 
   [[nodiscard]] std::uint64_t tokens_computed() const { return tokens_computed_; }
   [[nodiscard]] std::uint64_t blocks_swapped() const { return blocks_swapped_; }
   [[nodiscard]] double queue_us() const;
+  [[nodiscard]] const FetchWatch& watch() const { return watch_; }
 
  private:
   using Request = PrefillRequest;
@@ -111,6 +118,10 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   void open_pages(Request& request, std::uint32_t first, std::uint32_t last, bool tail, Instant now);
   void ask_open(Request& request, Instant now);
   void truncate(Request& request, std::uint32_t blocks, Instant now);
+  [[nodiscard]] bool waits_for_blocks(const Request& request) const;
+  // Gives up the fetches that are not worth waiting for.
+  void look_at_fetches(Instant now);
+  [[nodiscard]] double left_us(const Request& request) const;
   void advance_sealing(Request& request, Instant now);
   // Pages may go to another host's seat while later chunks compute.
   void push_early(const Request& request);
@@ -125,6 +136,7 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   }
 
   const Options options_;
+  FetchWatch watch_;
   std::map<Handle, std::uint32_t> pool_by_request_;
   std::vector<std::pair<engine::SequenceId, std::uint32_t>> truncations_;
   std::uint64_t tokens_computed_ = 0;

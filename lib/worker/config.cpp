@@ -54,6 +54,8 @@ void prefill_params(config::Params& params, Config& config) {
                  {.def = 512, .min = 1, .max = 65536, .unit = "tokens", .help = "tokens of one step over all requests"});
   params.boolean("kv.overlap", config.overlap,
                  {.def = true, .help = "compute a layer group while the next one is still being fetched"});
+  params.boolean("kv.arbiter", config.arbiter,
+                 {.def = true, .help = "compute cached blocks that would take longer to come"});
   params.duration("prefill.hold", config.hold,
                   {.def = seconds(60), .min = seconds(1), .help = "how long finished pages wait for a seat"});
 }

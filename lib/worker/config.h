@@ -34,6 +34,7 @@ struct Config {
   std::uint32_t requests_max = 0;
   std::uint32_t chunk_tokens = 0;
   bool overlap = true;
+  bool arbiter = true;
   Duration swap_wait{};
   Duration hold{};
   Duration seat_ttl{};

@@ -67,6 +67,8 @@ class Worker {
   void detach(std::string_view why);
   void close_unused();
   void settle_clock();
+  [[nodiscard]] std::string cost_path(std::size_t rank) const;
+  void save_costs() const;
 
   Config config_;
   MakeCore make_core_;
@@ -89,6 +91,7 @@ class Worker {
   std::shared_ptr<kv::ArenaMapping> mapping_;  // outlives the host daemon: the next one has the same memory
   std::unique_ptr<loop::Timer> attach_timer_;
   std::unique_ptr<loop::Timer> due_timer_;
+  std::unique_ptr<loop::Timer> cost_timer_;
   bool turn_posted_ = false;
   bool draining_ = false;
   bool stopping_ = false;

@@ -79,6 +79,24 @@ def a_stalled_fetch_does_not_stop_others():
         assert others >= 3, f"only {others} requests passed the stalled one"
 
 
+def a_fetch_slower_than_computing_is_given_up():
+    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={int(3000 * PATIENCE)}", "di-prefill:kv.arbiter=true",
+                          PATIENT_MATCH]) as fleet:
+        head = words(300, seed=40)
+        fleet.chat(head, temperature=0, max_tokens=2)
+        given_up = 0
+        for turn in range(50):  # the first ones may come before the directory knows of the pages
+            reply = fleet.chat(f"{head} {words(8, seed=41 + turn)}", temperature=0, max_tokens=2)
+            assert reply.status == 200
+            given_up = fleet.metric("di-prefill.0", "di_prefill_fetches_given_up_total")
+            if given_up > 0:
+                break
+        assert given_up > 0, "fifteen seconds of fetching were waited for"
+        assert reply.cached() == 0, reply.usage
+        events = [r["event"] for r in fleet.explain(reply.request_id) if r["where"].startswith("di-prefill")]
+        assert "wait" in events, events
+
+
 if __name__ == "__main__":
     main([layer_group_0_computes_before_the_last_group_arrived, overlap_saves_the_transfer,
-          a_stalled_fetch_does_not_stop_others])
+          a_stalled_fetch_does_not_stop_others, a_fetch_slower_than_computing_is_given_up])

@@ -83,7 +83,10 @@ class Fleet:
         args = [str(SOURCE / "scripts" / "di-up"), "-c", str(SOURCE / self.conf), "-r", str(self.run)]
         if self.supervise:
             args.append("--supervise")
-        for item in ["di-router:http.listen=127.0.0.1:0", "di-router:admin.listen=127.0.0.1:0", *self.overrides, *extra]:
+        # What is cached is swapped in, however busy this machine is, unless a test asks.
+        patient = [] if any("kv.arbiter" in item for item in self.overrides) else ["di-prefill:kv.arbiter=false"]
+        for item in ["di-router:http.listen=127.0.0.1:0", "di-router:admin.listen=127.0.0.1:0", *patient, *self.overrides,
+                     *extra]:
             args += ["-o", item]
         return args
 
