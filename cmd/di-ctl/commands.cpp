@@ -33,6 +33,8 @@ constexpr Command table[] = {
     {"explain", "ID", Scope::first, "the life of one request"},
     {"drain", "INSTANCE", Scope::named, "take no new work, finish what runs"},
     {"resume", "INSTANCE", Scope::named, "take work again"},
+    {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count"},
+    {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second"},
     {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds"},
     {"reload", "", Scope::each, "read the configuration again"},
     {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},

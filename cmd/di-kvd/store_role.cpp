@@ -78,6 +78,11 @@ void store_params(config::Params& params, StoreConfig& config) {
       {{Durability::standard, "standard"}, {Durability::strict, "strict"}},
       {.def = Durability::standard,
        .help = "a put is acknowledged after its write (flushed within 100 ms), or after the flush"});
+  params.duration("store.scrub_interval", config.scrub_interval,
+                  {.def = std::chrono::hours(24 * 7),
+                   .help = "every column is read and compared once in this time; 0: only on request"});
+  params.size("store.scrub_bytes_per_s", config.scrub_bytes_per_s,
+              {.def = 32_MiB, .min = 64_KiB, .help = "a scrub reads no faster"});
   params.integer("store.io_threads", config.io_threads,
                  {.def = 4, .min = 1, .max = 256, .help = "threads that wait for the disk without io_uring"});
   params.choice<store::IoMode>("store.io", config.io,
@@ -147,7 +152,9 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   options.self.instance = daemon.instance();
   options.run_dir = daemon.config().run_dir;
   options.strict = config_.durability == Durability::strict;
+  options.scrub = {config_.scrub_interval, config_.scrub_bytes_per_s};
   store::Server::Hooks hooks;
+  hooks.scrub_beat = [&beat = daemon.heartbeat("store-scrub", store::Scrub::late_after)] { beat(); };
   // A peer that is not up any more was reported lost, or will be.
   hooks.send = [this](const wire::Envelope& message) {
     static_cast<void>(net::envelope_send(daemon_->endpoint(), message));
@@ -172,6 +179,8 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
                                             *std::move(pool), plane_->fabric(), std::move(options),
                                             std::move(hooks));
   register_metrics(daemon.metrics());
+  watch_timer_ = std::make_unique<loop::Timer>(daemon.loop(), loop::TimerKind::liveness, "scrub-watch",
+                                               [this] { scrub_tell(); });
 
   net::Endpoint& endpoint = daemon.endpoint();
   net::take_messages<wire::kv_read, wire::kv_read_cancel, wire::kv_put, wire::kv_free,
@@ -284,6 +293,14 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_store_columns_freed_total", "Columns freed for di-meta", c.columns_freed);
   counter("di_store_inventories_total", "Inventories that di-meta took to the end", c.inventories);
   counter("di_store_slots_dropped_total", "Slots whose header could not be read", c.slots_dropped);
+  counter("di_store_columns_dropped_total", "Columns that were not what they had been", c.columns_dropped);
+  const store::Scrub::Counters& scrub = server_->scrub().counters();
+  counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", scrub.passes);
+  counter("di_store_scrub_columns_total", "Columns read by the scrub", scrub.columns);
+  counter("di_store_scrub_bytes_total", "Bytes read by the scrub", scrub.bytes);
+  const std::string_view bad = "Columns that the scrub found to be bad";
+  counter("di_store_scrub_bad_total", bad, scrub.corrupt, {{"code", "corrupt"}});
+  counter("di_store_scrub_bad_total", bad, scrub.unreadable, {{"code", "io"}});
   counter("di_store_syncs_total", "Flushes with the tables written behind", c.syncs);
   metrics.histogram_from("di_store_read_us", "From kv_read to its last answer", server_->read_us());
   metrics.histogram_from("di_store_put_us", "From kv_put to its answer", server_->put_us());
@@ -304,12 +321,64 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
                      [this] { return static_cast<std::int64_t>(server_->io_pending()); });
   metrics.held_from("reads", [this] { return static_cast<std::int64_t>(server_->transfers()); });
   metrics.held_from("puts", [this] { return static_cast<std::int64_t>(server_->puts()); });
-  metrics.held_from("slots_reading",
-                    [this] { return static_cast<std::int64_t>(server_->volume().stats().reading); });
+  // The scrub's is not somebody's.
+  metrics.held_from("slots_reading", [this] {
+    return static_cast<std::int64_t>(server_->volume().stats().reading) - (server_->scrub().reading() ? 1 : 0);
+  });
+}
+
+// A row a second, and the last one when the pass is over.
+void StoreRole::scrub_tell() {
+  const store::Scrub::Pass& pass = server_->scrub().pass();
+  std::erase_if(watchers_, [&](Watcher& watcher) {
+    if (!watcher.reply.wanted()) return true;
+    if (watcher.pass != pass.number) {
+      watcher.reply.fail(Error{Code::cancelled, 0, "another pass was asked for"});
+      return true;
+    }
+    daemon::Row row;
+    row.number("volume", store::Server::volume_number)
+        .number("pass", pass.number)
+        .text("state", pass.running ? "running" : "done")
+        .number("slots", pass.slots)
+        .number("slots_done", pass.slots_done)
+        .number("bytes_done", pass.bytes_done)
+        .number("corrupt", pass.corrupt)
+        .number("unreadable", pass.unreadable);
+    watcher.reply.row(row);
+    if (!pass.running) watcher.reply.end();
+    return !pass.running;
+  });
+  if (!watchers_.empty()) watch_timer_->start_after(seconds(1));
+}
+
+void StoreRole::ctl_scrub(daemon::Reply reply) {
+  server_->scrub().start();
+  watchers_.push_back({server_->scrub().pass().number, std::move(reply)});
+  scrub_tell();
+}
+
+void StoreRole::ctl_check(daemon::Reply reply) {
+  const Status begun = server_->check([reply](const store::Server::Check& found) mutable {
+    daemon::Row row;
+    row.number("volume", store::Server::volume_number)
+        .number("slots", found.slots)
+        .number("verified", found.verified)
+        .number("corrupt", found.corrupt)
+        .number("unreadable", found.unreadable)
+        .number("orphans", found.orphans)
+        .boolean("compared_with_di_meta", found.told);
+    reply.row(row);
+    reply.end();
+  });
+  if (!begun.ok()) reply.fail(begun.error());
 }
 
 bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
-  if (!server_ || words != std::vector<std::string>{"show", "kv"}) return false;
+  if (!server_) return false;
+  if (words == std::vector<std::string>{"kv", "scrub"}) return ctl_scrub(std::move(reply)), true;
+  if (words == std::vector<std::string>{"kv", "fsck"}) return ctl_check(std::move(reply)), true;
+  if (words != std::vector<std::string>{"show", "kv"}) return false;
   const store::Volume::Stats stats = server_->volume().stats();
   daemon::Row row;
   row.text("place", daemon_->instance())
@@ -330,6 +399,7 @@ bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply repl
       .number("puts", server_->puts())
       .number("arenas", server_->arenas())
       .boolean("inventory", server_->inventory_running())
+      .boolean("scrubbing", server_->scrub().pass().running)
       .number("epoch", stats.epoch);
   reply.row(row);
   reply.end();

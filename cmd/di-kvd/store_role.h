@@ -23,6 +23,8 @@ struct StoreConfig {
   std::uint64_t segment_bytes = 0;
   bool prewrite = false;
   Durability durability = Durability::standard;
+  Duration scrub_interval{0};
+  std::uint64_t scrub_bytes_per_s = 0;
   std::uint32_t io_threads = 0;
   store::IoMode io = store::IoMode::automatic;
 };
@@ -47,6 +49,9 @@ class StoreRole final : public daemon::Program {
   void peer_lost(net::PeerId id);
   void deliver(const net::Incoming& in);
   void put_written(std::function<void()> answer);
+  void ctl_scrub(daemon::Reply reply);
+  void ctl_check(daemon::Reply reply);
+  void scrub_tell();
 
   StoreConfig config_;
   DataConfig data_config_;
@@ -56,6 +61,13 @@ class StoreRole final : public daemon::Program {
   std::unique_ptr<store::Volume> volume_;  // until on_start
   std::unordered_map<net::PeerId, net::Member> peers_;
   std::vector<std::unique_ptr<loop::Timer>> delayed_;  // answers held back by a fault point
+  // Who watches a pass of the scrub, and which; bounded by control_callers_max.
+  struct Watcher {
+    std::uint64_t pass = 0;
+    daemon::Reply reply;
+  };
+  std::vector<Watcher> watchers_;
+  std::unique_ptr<loop::Timer> watch_timer_;
   std::unique_ptr<DataPlane> plane_;
   std::unique_ptr<store::Server> server_;
 };

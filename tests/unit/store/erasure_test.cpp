@@ -250,6 +250,48 @@ TEST(Erasure, a_wrong_source_or_result_is_named) {
   EXPECT_EQ(*code.decode(segment.present(0b10), other), 0b10u);
 }
 
+// Case F16: 4+2 with damage in 1, 2 and 3 columns: right bytes as long as there can be any, and never wrong
+// ones.
+TEST(Erasure, damage_is_found_and_made_up_for_until_too_many_columns_have_it) {
+  Rng rng(4208);
+  const Erasure code = code_of(4, 2);
+  for (std::uint32_t damaged = 1; damaged < 1u << 6; ++damaged) {
+    const int count = std::popcount(damaged);
+    if (count > 3) continue;
+    const Segment good(4, 2, Lengths(4, 8192), rng);
+    Segment segment = good;
+    for (std::uint32_t c = 0; c < 6; ++c) {
+      if ((damaged >> c & 1u) != 0) segment.columns[c][rng.below(8192)] ^= std::byte{0x10};
+    }
+    // Every column that turned out to be wrong is taken out, until those that are left make the rest.
+    std::uint32_t lost = 0;
+    Result<std::uint32_t> wrong = code.decode(segment.present(lost), {});
+    std::vector<Bytes> made(6, Bytes(8192));
+    while (wrong.ok() && *wrong != 0) {
+      lost |= *wrong & damaged;
+      std::vector<Erasure::Wanted> wanted;
+      for (std::uint32_t c = 0; c < 6 && std::popcount(lost) <= 2; ++c) {
+        if ((lost >> c & 1u) != 0) wanted.push_back({c, segment.crcs[c], made[c]});
+      }
+      wrong = code.decode(segment.present(lost), wanted);
+    }
+    const bool data_damaged = (damaged & 0xf) != 0;
+    ASSERT_EQ(wrong.ok(), count < 3) << damaged;
+    if (!wrong.ok()) {
+      EXPECT_EQ(wrong.error().code, Code::not_found);
+      continue;
+    }
+    EXPECT_EQ(lost != 0, data_damaged) << damaged;
+    for (std::uint32_t c = 0; c < 4; ++c) {
+      if ((lost >> c & 1u) != 0) {
+        EXPECT_TRUE(made[c] == good.columns[c]) << damaged;
+      } else {
+        EXPECT_TRUE(segment.columns[c] == good.columns[c]) << damaged;
+      }
+    }
+  }
+}
+
 TEST(Erasure, too_few_columns_are_refused) {
   Rng rng(4207);
   const Erasure code = code_of(4, 2);
