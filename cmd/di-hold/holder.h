@@ -28,8 +28,8 @@ struct Options {
   Duration alone = seconds(600);  // without a connection, until the end
 };
 
-// Returns after SIGTERM or SIGINT, or when nobody has been connected for `alone`.  Errors: io, exists (another
-// holder serves this instance).
+// Returns after SIGTERM or SIGINT, or when nobody has been connected for `alone`.  Errors: io, exists
+// (another holder serves this instance).
 Status run(const Options& options);
 
 }  // namespace di::hold

@@ -162,7 +162,8 @@ Result<Fd> Parking::start_holder() {
   std::error_code error;
   const std::string program =
       (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "di-hold").string();
-  const std::string alone = std::to_string(std::chrono::duration_cast<std::chrono::seconds>(holder_alone).count());
+  const std::string alone =
+      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(holder_alone).count());
   std::vector<std::string> words{program, "-i", instance_, "-r", run_dir_, "-l", "3", "-t", alone};
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

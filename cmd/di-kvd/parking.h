@@ -56,7 +56,7 @@ class Parking {
   std::string run_dir_;
   std::string instance_;
   std::string socket_path_;
-  Fd holder_;       // connection
+  Fd holder_;        // connection
   pid_t child_ = 0;  // when we started it
   int fd_ = -1;
   loop::Loop* loop_ = nullptr;

@@ -3,10 +3,11 @@
 // For SOCK_SEQPACKET and SOCK_DGRAM.  Neither side blocks.  Any thread, one at a time per socket.
 #pragma once
 
-#include <cstddef>
-#include <string>
 #include <sys/socket.h>
 #include <sys/un.h>
+
+#include <cstddef>
+#include <string>
 
 #include "base/bytes.h"
 #include "base/fd.h"

@@ -79,7 +79,8 @@ void Recovery::settle() {
     const std::uint64_t carried = own;
     const auto parent = by_last_key.find(page.parent);
     if (parent == by_last_key.end()) continue;
-    std::uint64_t& theirs = latest.try_emplace(parent->second, pages_.at(parent->second).number).first->second;
+    std::uint64_t& theirs =
+        latest.try_emplace(parent->second, pages_.at(parent->second).number).first->second;
     theirs = std::max(theirs, carried);
   }
   // unpin() goes from the end, and what is unpinned first is evicted first.

@@ -9,6 +9,7 @@
 // Processes that mapped the arena on behalf of the last owner may still write into what they were granted
 // and read what they had pinned.  Until the last of them has let go, offered pages are pinned here and the
 // other slots stay quarantined; then the pages become evictable, in an order like that of their use.
+// Hosts and stores on other machines need no such care: what they wrote came in through the process that died.
 //
 // Pure.  Owner: the core of a di-kvd host.  Bounds: the slots of the arena.
 #pragma once

@@ -51,8 +51,8 @@ struct ArenaHeader {
   std::uint32_t entries_max;
   std::uint64_t payload_offset;
   std::uint64_t payload_bytes;
-  std::uint32_t align;  // arena_page_bytes or arena_huge_page_bytes
-  std::uint32_t epoch;  // owners so far
+  std::uint32_t align;         // arena_page_bytes or arena_huge_page_bytes
+  std::uint32_t epoch;         // owners so far
   std::uint32_t layout_bytes;  // 0: not known
   std::uint32_t layout_crc;
   std::uint32_t checksum;  // over what never changes

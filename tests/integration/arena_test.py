@@ -87,7 +87,7 @@ def survives_a_clean_restart():
 
 
 def survives_its_engines():
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA], supervise=True) as fleet:
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA, f"{HOST}:kv.prefault=true"], supervise=True) as fleet:
         prompt = words(900, seed=2)
         cold = fleet.chat(prompt, **ASK)
         dead = {i: fleet.kill(i) for i in ("di-prefill.0", "di-decode.0", HOST)}

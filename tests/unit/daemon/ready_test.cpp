@@ -35,7 +35,8 @@ struct Systemd : testing::Test {
   }
   ~Systemd() override {
     std::filesystem::remove(path);
-    for (const char* name : {"NOTIFY_SOCKET", "FDSTORE", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"}) ::unsetenv(name);
+    for (const char* name : {"NOTIFY_SOCKET", "FDSTORE", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"})
+      ::unsetenv(name);
   }
   std::string path;
   Fd manager;

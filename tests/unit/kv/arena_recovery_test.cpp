@@ -61,15 +61,15 @@ struct ArenaRecoveryTest : testing::Test {
     record.parent = key_of(number, 1000);
     for (std::uint32_t block = 0; block < blocks; ++block) record.keys.push_back(key_of(number, block));
     for (std::uint32_t group = 0; group < layout.groups(); ++group) {
-      record.crcs.push_back(crc32c(
-          page.subspan(layout.segment_offset(group, blocks), layout.segment_bytes(group, blocks))));
+      record.crcs.push_back(
+          crc32c(page.subspan(layout.segment_offset(group, blocks), layout.segment_bytes(group, blocks))));
     }
     return record;
   }
   static ArenaOwner::Slot slot_of(const Layout& layout, std::uint32_t slot, std::uint32_t generation,
                                   std::uint32_t blocks) {
-    return {slot,   generation, blocks, layout.page_bytes(2) * slot, layout.page_bytes(blocks),
-            SlotState::granted};
+    return {
+        slot, generation, blocks, layout.page_bytes(2) * slot, layout.page_bytes(blocks), SlotState::granted};
   }
   // The steps of a page's life up to `steps` of them; true when it is sealed then.
   bool seal(ArenaOwner& by, std::uint32_t slot, std::uint32_t generation, std::uint64_t number,
@@ -231,7 +231,8 @@ TEST_F(ArenaRecoveryTest, a_damaged_record_is_dropped_whichever_byte_it_is) {
   std::vector<std::uint64_t> places;
   // Everything of the record but what is outside its checksum, its two keys, and the slot's checksums.
   for (std::uint64_t at = 4; at < sizeof(SlotRecord); ++at) {
-    if (at < offsetof(SlotRecord, stored) || at >= offsetof(SlotRecord, checksum)) places.push_back(plan.records + at);
+    if (at < offsetof(SlotRecord, stored) || at >= offsetof(SlotRecord, checksum))
+      places.push_back(plan.records + at);
   }
   for (std::uint64_t at = 0; at < 2 * sizeof(Key); ++at)
     places.push_back(plan.keys + record.key_first * sizeof(Key) + at);
@@ -339,6 +340,35 @@ TEST_F(ArenaRecoveryTest, prefault_keeps_what_is_there) {
   EXPECT_EQ(kept.former.slots.size(), 1u);
 }
 
+TEST_F(ArenaRecoveryTest, huge_pages_are_for_the_owner_and_its_clients_alike) {
+  options.huge_pages = HugePages::on;
+  Result<std::unique_ptr<ArenaOwner>> made = ArenaOwner::create(options);
+  options.huge_pages = HugePages::automatic;
+  if (!made) {
+    EXPECT_EQ(made.error().code, Code::no_space);
+    made = ArenaOwner::create(options);  // small ones will do
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    EXPECT_FALSE((*made)->huge_pages());
+    GTEST_SKIP() << "the pool has no huge pages: see /proc/sys/vm/nr_hugepages";
+  }
+  owner = *std::move(made);
+  EXPECT_TRUE(owner->huge_pages());
+  EXPECT_TRUE(owner->set_layout(layout));
+  seal(*owner, 0, 1, 100, 2);
+  auto client = *ArenaClient::map(owner->fd(), owner->bytes());
+  options.prefault = true;
+  Kept kept = restart();
+  EXPECT_TRUE(kept.owner->huge_pages());
+  ASSERT_EQ(kept.former.slots.size(), 1u);
+  expect_right(kept);
+  EXPECT_TRUE(kept.owner->former_users());
+  auto again = *ArenaClient::map(kept.owner->fd(), kept.owner->bytes(), client->mapping());
+  EXPECT_EQ(again->mapping(), client->mapping());
+  EXPECT_TRUE(again->segment(layout, {0, 1, 2, 0, 2}, 0).ok());
+  client.reset();
+  EXPECT_FALSE(kept.owner->former_users());
+}
+
 TEST_F(ArenaRecoveryTest, keys_without_room_are_not_recorded) {
   ArenaOwner::Options small = options;
   small.slots_max = 1;
@@ -377,14 +407,14 @@ TEST(SlotPool, slots_that_overlap_are_refused) {
   EXPECT_TRUE(pool.restore({1, 5, 4096 * 2, 4096 * 2}).ok());
   EXPECT_TRUE(pool.current(1, 5));
   EXPECT_EQ(pool.bytes_free(), 4096u * 6);
-  EXPECT_EQ(pool.restore({1, 6, 0, 4096}).error().code, Code::corrupt);            // taken
-  EXPECT_EQ(pool.restore({2, 6, 4096 * 3, 4096}).error().code, Code::corrupt);     // overlaps
-  EXPECT_EQ(pool.restore({2, 6, 4096, 4096 * 2}).error().code, Code::corrupt);     // not aligned
-  EXPECT_EQ(pool.restore({2, 6, 100, 4096}).error().code, Code::corrupt);          // no unit
-  EXPECT_EQ(pool.restore({2, 6, 0, 4096 * 3}).error().code, Code::corrupt);        // no power of two
-  EXPECT_EQ(pool.restore({2, 6, 4096 * 8, 4096}).error().code, Code::corrupt);     // outside
-  EXPECT_EQ(pool.restore({2, 0, 0, 4096}).error().code, Code::corrupt);            // free
-  EXPECT_EQ(pool.restore({9, 1, 0, 4096}).error().code, Code::corrupt);            // no such slot
+  EXPECT_EQ(pool.restore({1, 6, 0, 4096}).error().code, Code::corrupt);         // taken
+  EXPECT_EQ(pool.restore({2, 6, 4096 * 3, 4096}).error().code, Code::corrupt);  // overlaps
+  EXPECT_EQ(pool.restore({2, 6, 4096, 4096 * 2}).error().code, Code::corrupt);  // not aligned
+  EXPECT_EQ(pool.restore({2, 6, 100, 4096}).error().code, Code::corrupt);       // no unit
+  EXPECT_EQ(pool.restore({2, 6, 0, 4096 * 3}).error().code, Code::corrupt);     // no power of two
+  EXPECT_EQ(pool.restore({2, 6, 4096 * 8, 4096}).error().code, Code::corrupt);  // outside
+  EXPECT_EQ(pool.restore({2, 0, 0, 4096}).error().code, Code::corrupt);         // free
+  EXPECT_EQ(pool.restore({9, 1, 0, 4096}).error().code, Code::corrupt);         // no such slot
   pool.give_back(1);
   EXPECT_EQ(pool.bytes_free(), 4096u * 8);
   EXPECT_EQ(pool.take(4096)->slot, 0u);
