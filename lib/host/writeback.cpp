@@ -123,6 +123,7 @@ void Writeback::put_opened(std::uint64_t tag, const wire::meta_put_opened& answe
   wire::kv_put put;
   put.stripe = answer.stripe;
   put.fingerprint = pages_.layout().fingerprint();
+  put.code.data_columns = static_cast<std::uint16_t>(count);
   for (const std::uint32_t slot : job.pins.slots) put.pages.push_back(describe(slot));
   for (std::size_t i = 0; i < count; ++i) {
     const auto& [store, column] = columns[i];
