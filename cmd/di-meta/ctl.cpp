@@ -1,5 +1,7 @@
 #include "ctl.h"
 
+#include <charconv>
+
 namespace di::meta {
 
 namespace {
@@ -44,12 +46,61 @@ void show_kv(const Service& service, daemon::Reply& reply) {
     daemon::Row row;
     row.text("place", place.instance)
         .text("tier", place.store ? "store" : "arena")
-        .text("state", place.leaves ? "leaves" : place.up ? "up" : "away")
+        .text("state", place.leaves ? "leaves"
+                       : place.up   ? "up"
+                                    : "away")
         .boolean("complete", place.complete)
         .number("pages", place.pages)
         .number("blocks", place.blocks)
         .number("bytes", place.bytes)
         .number("bytes_total", place.bytes_total)
+        .number("free_pending_bytes", place.free_pending_bytes);
+    reply.row(row);
+  }
+  reply.end();
+}
+
+void show_usage(const Service& service, daemon::Reply& reply) {
+  for (const directory::Index::Usage& usage : service.index().usage()) {
+    daemon::Row row;
+    row.text("layout", usage.fingerprint.text().substr(0, 16))
+        .text("geometry", usage.geometry)
+        .number("stripes", usage.stripes)
+        .number("blocks", usage.blocks)
+        .number("page_bytes", usage.page_bytes)
+        .number("column_bytes", usage.column_bytes);
+    reply.row(row);
+  }
+  reply.end();
+}
+
+void show_repairs(const Service& service, daemon::Reply& reply) {
+  const directory::RepairQueue& queue = service.index().repair_queue();
+  const directory::Index::Counters& c = service.index().counters();
+  daemon::Row row;
+  row.number("waiting", queue.waiting())
+      .number("waiting_without_redundancy", queue.waiting_at(0))
+      .number("running", queue.running())
+      .number("columns_repaired", c.columns_repaired)
+      .number("started", c.repairs_started)
+      .number("failed", c.repairs_failed)
+      .number("unneeded", c.repairs_unneeded)
+      .number("bytes_per_s", queue.options().bytes_per_s);
+  reply.row(row);
+  reply.end();
+}
+
+// What a store that is being emptied still holds.
+void show_drain(const Service& service, const std::string& store, daemon::Reply& reply) {
+  for (const directory::Index::Place& place : service.index().places()) {
+    if (!place.store || (store.empty() ? !place.leaves : place.instance != store)) continue;
+    daemon::Row row;
+    row.text("place", place.instance)
+        .text("state", place.leaves ? "leaves"
+                       : place.up   ? "up"
+                                    : "away")
+        .number("columns", place.pages)
+        .number("bytes", place.bytes)
         .number("free_pending_bytes", place.free_pending_bytes);
     reply.row(row);
   }
@@ -91,6 +142,51 @@ void Control::Listing::go_on() {
   done_ = true;
 }
 
+bool Control::steer(const std::vector<std::string>& words, daemon::Reply& reply) {
+  const std::string& what = words[1];
+  const auto done = [&](const Status& status) {
+    if (status) {
+      reply.end();
+    } else {
+      reply.fail(status.error());
+    }
+    return true;
+  };
+  if (what == "du" && words.size() == 2) {
+    show_usage(service_, reply);
+    return true;
+  }
+  if (what == "repair" && (words.size() == 2 || (words.size() == 3 && words[2] == "now"))) {
+    if (words.size() == 3) service_.repair_now();
+    show_repairs(service_, reply);
+    return true;
+  }
+  if (what == "rebalance" && words.size() == 2) {
+    service_.rebalance();
+    return done({});
+  }
+  if (what == "drain" && words.size() == 2) {
+    show_drain(service_, "", reply);
+    return true;
+  }
+  if (what == "drain" && (words.size() == 3 || (words.size() == 4 && words[3] == "off"))) {
+    const Status status = service_.store_leaves(words[2], words.size() == 3);
+    if (!status) return done(status);
+    show_drain(service_, words[2], reply);
+    return true;
+  }
+  if (what == "drop" && words.size() == 3) {
+    std::uint64_t stripe = 0;
+    const std::string& text = words[2];
+    const auto end = std::from_chars(text.data(), text.data() + text.size(), stripe);
+    if (end.ec != std::errc{} || end.ptr != text.data() + text.size()) {
+      return done(Error{Code::invalid, 0, "'" + text + "' is no stripe number"});
+    }
+    return done(service_.drop_stripe(stripe));
+  }
+  return false;
+}
+
 bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply) {
   std::erase_if(listings_, [](const auto& listing) { return listing->done(); });
   if (words == std::vector<std::string>{"show", "fleet"}) {
@@ -99,6 +195,15 @@ bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply)
   }
   if (words == std::vector<std::string>{"show", "kv"}) {
     show_kv(service_, reply);
+    return true;
+  }
+  if (words.size() >= 2 && words[0] == "kv") return steer(words, reply);
+  if (words.size() == 2 && words[0] == "backup") {
+    if (const Status status = service_.backup(words[1]); !status) {
+      reply.fail(status.error());
+    } else {
+      reply.end();
+    }
     return true;
   }
   if (words == std::vector<std::string>{"show", "kv", "pages"}) {

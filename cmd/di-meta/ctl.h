@@ -1,4 +1,4 @@
-// cmd/di-meta/ctl.h: `show fleet`, `show kv` and `show kv pages`.
+// cmd/di-meta/ctl.h: `show fleet`, `show kv`, `show kv pages`, the `kv` commands and `backup`.
 //
 // Owner: the loop thread.  Bound: one listing per caller of the control socket.
 #pragma once
@@ -16,7 +16,7 @@ namespace di::meta {
 class Control {
  public:
   // Both outlive it.
-  Control(loop::Loop& loop, const Service& service) : loop_(loop), service_(service) {}
+  Control(loop::Loop& loop, Service& service) : loop_(loop), service_(service) {}
 
   // False: no such command.
   [[nodiscard]] bool answer(const std::vector<std::string>& words, daemon::Reply reply);
@@ -39,8 +39,11 @@ class Control {
     loop::Timer timer_;
   };
 
+  // Commands that begin with `kv`.
+  [[nodiscard]] bool steer(const std::vector<std::string>& words, daemon::Reply& reply);
+
   loop::Loop& loop_;
-  const Service& service_;
+  Service& service_;
   std::vector<std::unique_ptr<Listing>> listings_;
 };
 

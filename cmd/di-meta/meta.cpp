@@ -165,6 +165,11 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_registrations_total", "Registrations taken", s.registrations);
   counter("di_meta_registrations_refused_total", "Registrations refused", s.refused);
   counter("di_meta_members_lost_total", "Members lost", s.lost);
+  const Persister::Counters& w = service_->persister().counters();
+  counter("di_meta_catalogue_batches_total", "Batches of stripes written to the catalogue", w.batches);
+  counter("di_meta_catalogue_rows_total", "Rows of stripes written to the catalogue", w.rows);
+  counter("di_meta_catalogue_failures_total", "Batches that could not be written and are tried again",
+          w.failures);
   metrics.gauge_from("di_meta_members", "Registered members",
                      [this] { return static_cast<std::int64_t>(service_->membership().count()); });
   metrics.gauge_from("di_meta_blocks", "Blocks in the directory",

@@ -35,7 +35,23 @@ Result<std::unique_ptr<Service>> Service::create(loop::Loop& loop, net::Endpoint
   auto rows = catalogue.instances();
   if (!rows) return rows.error();
   options.index.run = catalogue.run();
-  return std::unique_ptr<Service>(new Service(loop, endpoint, catalogue, options, *std::move(rows)));
+  options.index.record_changes = true;
+  std::unique_ptr<Service> service(new Service(loop, endpoint, catalogue, options, *std::move(rows)));
+  const Instant now = loop.monotonic_now();
+  std::uint64_t passed_over = 0;
+  const auto loaded = catalogue.load_stripes([&](const directory::StripeRow& row) {
+    if (!service->index_.restore(row, now)) ++passed_over;
+  });
+  if (!loaded) return loaded.error();
+  log_info("meta", "stripes of the catalogue",
+           {{"rows", loaded->rows}, {"malformed", loaded->malformed}, {"passed_over", passed_over}});
+  const auto leaving = catalogue.leaving();
+  if (!leaving) return leaving.error();
+  for (const std::string& instance : *leaving) service->index_.restore_leaving(instance, now);
+  auto writer = catalogue.stripe_writer();
+  if (!writer) return writer.error();
+  service->persister_ = std::make_unique<Persister>(loop, service->index_, *std::move(writer));
+  return service;
 }
 
 Service::Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,
@@ -59,7 +75,9 @@ Status Service::start(net::Member self) {
   endpoint_.identify(admission->member, catalogue_.cluster());
   tick_.start_every(tick_every);
   loop_.on_turn_end([this, alive = alive_] {
-    if (*alive) rearm();
+    if (!*alive) return;
+    rearm();
+    persister_->poll();
   });
   return {};
 }
@@ -69,6 +87,32 @@ void Service::stop() {
   tick_.cancel();
   due_.cancel();
   delayed_.clear();
+  persister_->finish();
+}
+
+Status Service::store_leaves(const std::string& instance, bool leaves) {
+  const Instant now = loop_.monotonic_now();
+  if (!index_.store_leaves(instance, leaves, now)) {
+    return Error{Code::not_found, 0, "no store '" + instance + "' is known"};
+  }
+  return catalogue_.set_leaving(instance, leaves);
+}
+
+Status Service::drop_stripe(std::uint64_t stripe) {
+  if (index_.drop_stripe(stripe, loop_.monotonic_now())) return {};
+  return Error{Code::not_found, 0, "no stripe " + std::to_string(stripe)};
+}
+
+void Service::log_shortage() {
+  if (index_.placements().nodes() == 0) return;
+  std::string shortage = index_.placements().shortage();
+  if (shortage == shortage_) return;
+  shortage_ = std::move(shortage);
+  if (shortage_.empty()) {
+    log_info("meta", "enough store nodes", {{"nodes", index_.placements().nodes()}});
+  } else {
+    log_warn("meta", "too few store nodes", {{"geometry", shortage_}});
+  }
 }
 
 std::optional<Holder> Service::holder(const net::Incoming& in) const {
@@ -298,6 +342,7 @@ void Service::tick() {
   // The endpoint watches the heartbeats of connections; here it is about members without one.
   for (const net::Member* peer : endpoint_.peers_up()) membership_.heard(peer->id, peer->generation, now);
   apply(membership_.step(now));
+  log_shortage();
   std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
 }
 

@@ -1,8 +1,9 @@
 // cmd/di-meta/service.h: messages to the directory's cores and back.
 //
-// What it owns: the index, the membership, the timers that step them, and answers that a fault point
-// delays.  What arrives is checked by the cores; a message from an instance that is not a member (any
-// more) is dropped.  Losses have one path: lost() tells membership and index, whoever noticed first.
+// What it owns: the index, the membership, the timers that step them, what writes stripes to the catalogue,
+// and answers that a fault point delays.  What arrives is checked by the cores; a message from an instance
+// that is not a member (any more) is dropped.  Losses have one path: lost() tells membership and index,
+// whoever noticed first.
 //
 // Owner: the loop thread.  Saving a new generation blocks it for one disk write per start of an
 // instance.  Bounds: those of the cores; `delayed_max` delayed answers.
@@ -21,6 +22,7 @@
 #include "directory/membership.h"
 #include "loop/loop.h"
 #include "net/peer.h"
+#include "persister.h"
 
 namespace di::meta {
 
@@ -47,7 +49,16 @@ class Service {
   // No timer runs any more; what messages ask is still answered.
   void stop();
 
+  // The operator's: empties a store for good, or not any more; repairs what waits; takes a stripe out; copies
+  // the catalogue.  Errors: not_found, those of the catalogue.
+  Status store_leaves(const std::string& instance, bool leaves);
+  void repair_now() { index_.repair_now(loop_.monotonic_now()); }
+  Status drop_stripe(std::uint64_t stripe);
+  void rebalance() { index_.rebalance(); }
+  Status backup(const std::string& path) { return catalogue_.backup(path); }
+
   [[nodiscard]] const directory::Index& index() const { return index_; }
+  [[nodiscard]] const Persister& persister() const { return *persister_; }
   [[nodiscard]] const directory::Membership& membership() const { return membership_; }
   [[nodiscard]] bool connected(std::uint32_t id) const { return endpoint_.up(id); }
   [[nodiscard]] const Counters& counters() const { return counters_; }
@@ -68,6 +79,7 @@ class Service {
   void tick();
   void step_index();
   void rearm();
+  void log_shortage();
   [[nodiscard]] std::optional<directory::Holder> holder(const net::Incoming& in) const;
   template <class M>
   void answer(const net::Incoming& in, const M& message) {
@@ -82,7 +94,9 @@ class Service {
   directory::Catalogue& catalogue_;
   directory::Membership membership_;
   directory::Index index_;
+  std::unique_ptr<Persister> persister_;
   Counters counters_;
+  std::string shortage_;  // of nodes, as it was logged last
   bool publish_pending_ = false;
   loop::Timer tick_;
   loop::Timer due_;

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
 
 #include "base/crypto.h"
 
@@ -41,6 +43,142 @@ Result<Bytes> read_fleet(sqlite::Database& database, std::string_view name, std:
   return value;
 }
 
+constexpr const char* schema_1 =
+    "CREATE TABLE fleet(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
+    "CREATE TABLE instance(name TEXT PRIMARY KEY, id INTEGER NOT NULL UNIQUE,"
+    " generation INTEGER NOT NULL, boot INTEGER NOT NULL) WITHOUT ROWID;";
+// pages: blocks u32, segments u32, bytes u64 of each; crcs: u32 each, those of the pages, then those of the
+// code; columns: column u16, volume u16, length u16 and name of the store.  Little-endian.
+constexpr const char* schema_2 =
+    "CREATE TABLE stripe(id INTEGER PRIMARY KEY, layout BLOB NOT NULL, k INTEGER NOT NULL, m INTEGER NOT "
+    "NULL,"
+    " parent BLOB NOT NULL, pages BLOB NOT NULL, keys BLOB NOT NULL, crcs BLOB NOT NULL,"
+    " columns BLOB NOT NULL);"
+    "CREATE TABLE leaving(name TEXT PRIMARY KEY) WITHOUT ROWID;";
+
+Status set_version(sqlite::Database& database) {
+  return database.exec("PRAGMA user_version=" + std::to_string(catalogue_schema_version));
+}
+
+// ---- Rows of stripes ---------------------------------------------------------------------------
+
+template <class T>
+void append(Bytes& out, T value) {
+  out.resize(out.size() + sizeof(T));
+  put_le<T>(out.data() + out.size() - sizeof(T), value);
+}
+
+// Takes values off the front; false, for good, when there are too few bytes.
+class Reader {
+ public:
+  explicit Reader(ByteView bytes) : bytes_(bytes) {}
+  template <class T>
+  T number() {
+    const ByteView raw = take(sizeof(T));
+    return ok_ ? get_le<T>(raw.data()) : T{};
+  }
+  ByteView take(std::size_t count) {
+    if (count > bytes_.size()) ok_ = false;
+    if (!ok_) return {};
+    const ByteView raw = bytes_.first(count);
+    bytes_ = bytes_.subspan(count);
+    return raw;
+  }
+  [[nodiscard]] bool ok() const { return ok_; }
+  [[nodiscard]] bool at_end() const { return ok_ && bytes_.empty(); }
+  [[nodiscard]] std::size_t left() const { return bytes_.size(); }
+
+ private:
+  ByteView bytes_;
+  bool ok_ = true;
+};
+
+bool read_key(ByteView raw, Key& key) {
+  if (raw.size() != key.raw.size()) return false;
+  std::copy(raw.begin(), raw.end(), key.raw.begin());
+  return true;
+}
+
+Status bind_row(sqlite::Statement& put, const StripeRow& row) {
+  Bytes pages;
+  Bytes keys;
+  Bytes crcs;
+  Bytes columns;
+  for (const wire::PutPage& page : row.pages) {
+    append(pages, static_cast<std::uint32_t>(page.keys.size()));
+    append(pages, static_cast<std::uint32_t>(page.crcs.size()));
+    append(pages, page.bytes);
+    for (const Key& key : page.keys) keys.insert(keys.end(), key.raw.begin(), key.raw.end());
+    for (const std::uint32_t crc : page.crcs) append(crcs, crc);
+  }
+  for (const std::uint32_t crc : row.code.crcs) append(crcs, crc);
+  for (const wire::Column& column : row.columns) {
+    append(columns, column.column);
+    append(columns, column.volume);
+    append(columns, static_cast<std::uint16_t>(column.instance.size()));
+    const ByteView name = as_bytes(column.instance);
+    columns.insert(columns.end(), name.begin(), name.end());
+  }
+  return put.bind(1, static_cast<std::int64_t>(row.id))
+      .bind(2, ByteView(row.fingerprint.raw))
+      .bind(3, std::int64_t{row.code.data_columns})
+      .bind(4, std::int64_t{row.code.parity_columns})
+      .bind(5, ByteView(row.pages.front().parent.raw))
+      .bind(6, ByteView(pages))
+      .bind(7, ByteView(keys))
+      .bind(8, ByteView(crcs))
+      .bind(9, ByteView(columns))
+      .run();
+}
+
+// What the index makes of the values is its business; here only the lengths have to agree.
+std::optional<StripeRow> read_row(const sqlite::Statement& select) {
+  StripeRow row;
+  row.id = static_cast<std::uint64_t>(select.column_i64(0));
+  const std::int64_t k = select.column_i64(2);
+  const std::int64_t m = select.column_i64(3);
+  if (k < 0 || k > UINT16_MAX || m < 0 || m > UINT16_MAX) return std::nullopt;
+  row.code.data_columns = static_cast<std::uint16_t>(k);
+  row.code.parity_columns = static_cast<std::uint16_t>(m);
+  Key parent;
+  if (!read_key(select.column_blob(1), row.fingerprint) || !read_key(select.column_blob(4), parent)) {
+    return std::nullopt;
+  }
+  const Bytes page_bytes = select.column_blob(5);
+  const Bytes key_bytes = select.column_blob(6);
+  const Bytes crc_bytes = select.column_blob(7);
+  const Bytes column_bytes = select.column_blob(8);
+  Reader pages(page_bytes);
+  Reader keys(key_bytes);
+  Reader crcs(crc_bytes);
+  Reader columns(column_bytes);
+  while (pages.left() > 0) {
+    wire::PutPage page;
+    page.parent = parent;
+    const auto blocks = pages.number<std::uint32_t>();
+    const auto segments = pages.number<std::uint32_t>();
+    page.bytes = pages.number<std::uint64_t>();
+    if (!pages.ok() || blocks == 0 || blocks > page_keys_max || segments > page_segments_max)
+      return std::nullopt;
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      if (!read_key(keys.take(sizeof(Key)), page.keys.emplace_back())) return std::nullopt;
+    }
+    for (std::uint32_t i = 0; i < segments; ++i) page.crcs.push_back(crcs.number<std::uint32_t>());
+    parent = page.keys.back();
+    row.pages.push_back(std::move(page));
+  }
+  while (crcs.ok() && crcs.left() > 0) row.code.crcs.push_back(crcs.number<std::uint32_t>());
+  while (columns.ok() && columns.left() > 0) {
+    wire::Column column;
+    column.column = columns.number<std::uint16_t>();
+    column.volume = columns.number<std::uint16_t>();
+    column.instance = as_text(columns.take(columns.number<std::uint16_t>()));
+    row.columns.push_back(std::move(column));
+  }
+  if (!keys.at_end() || !crcs.at_end() || !columns.at_end()) return std::nullopt;
+  return row;
+}
+
 Status create(sqlite::Database& database) {
   Bytes secret(32);
   random_bytes(secret);
@@ -48,15 +186,13 @@ Status create(sqlite::Database& database) {
   std::array<std::byte, 4> cluster;
   put_le<std::uint32_t>(cluster.data(), static_cast<std::uint32_t>(random_u64() >> 33) + 1);
   std::array<std::byte, 8> run{};
-  DI_TRY(
-      database.exec("CREATE TABLE fleet(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
-                    "CREATE TABLE instance(name TEXT PRIMARY KEY, id INTEGER NOT NULL UNIQUE,"
-                    " generation INTEGER NOT NULL, boot INTEGER NOT NULL) WITHOUT ROWID;"));
+  DI_TRY(database.exec(schema_1));
+  DI_TRY(database.exec(schema_2));
   DI_TRY(insert_fleet(database, "secret", secret));
   DI_TRY(insert_fleet(database, "cluster", cluster));
   DI_TRY(insert_fleet(database, "run", run));
   DI_TRY(database.exec("PRAGMA application_id=" + std::to_string(application_id)));
-  return database.exec("PRAGMA user_version=" + std::to_string(catalogue_schema_version));
+  return set_version(database);
 }
 
 }  // namespace
@@ -87,7 +223,9 @@ Status Catalogue::create_or_check(sqlite::Database& database) {
   if (!row) return row.error();
   const std::string verdict = *row ? check->column_text(0) : "no answer";
   if (verdict != "ok") return Error{Code::corrupt, 0, "integrity check: " + verdict};
-  return {};
+  if (*version == catalogue_schema_version) return {};
+  DI_TRY(database.exec(schema_2));
+  return set_version(database);
 }
 
 Result<Catalogue> Catalogue::open(const std::string& path) {
@@ -153,6 +291,91 @@ Status Catalogue::save(const InstanceRow& row) {
                            .bind(4, static_cast<std::int64_t>(row.boot))
                            .run();
   if (!saved) return saved.error().in("catalogue " + path_);
+  return {};
+}
+
+// ---- Drained stores ----------------------------------------------------------------------------
+
+Result<std::vector<std::string>> Catalogue::leaving() {
+  auto select = database_.prepare("SELECT name FROM leaving ORDER BY name");
+  if (!select) return select.error().in("catalogue " + path_);
+  std::vector<std::string> names;
+  for (;;) {
+    const auto row = select->step();
+    if (!row) return row.error().in("catalogue " + path_);
+    if (!*row) return names;
+    names.push_back(select->column_text(0));
+  }
+}
+
+Status Catalogue::set_leaving(const std::string& instance, bool leaves) {
+  auto change = database_.prepare(leaves ? "INSERT OR IGNORE INTO leaving(name) VALUES(?)"
+                                         : "DELETE FROM leaving WHERE name = ?");
+  if (!change) return change.error().in("catalogue " + path_);
+  if (const Status s = change->bind(1, instance).run(); !s) return s.error().in("catalogue " + path_);
+  return {};
+}
+
+// ---- Stripes -----------------------------------------------------------------------------------
+
+Result<Catalogue::Loaded> Catalogue::load_stripes(const std::function<void(const StripeRow&)>& each) {
+  auto select = database_.prepare(
+      "SELECT id, layout, k, m, parent, pages, keys, crcs, columns FROM stripe ORDER BY id");
+  if (!select) return select.error().in("catalogue " + path_);
+  Loaded loaded;
+  for (;;) {
+    const auto row = select->step();
+    if (!row) return row.error().in("catalogue " + path_);
+    if (!*row) return loaded;
+    const auto stripe = read_row(*select);
+    if (!stripe) {
+      ++loaded.malformed;
+      continue;
+    }
+    ++loaded.rows;
+    each(*stripe);
+  }
+}
+
+Result<StripeWriter> Catalogue::stripe_writer() {
+  // What a crash of the machine takes with it the inventories bring back: no flush per batch.
+  auto database = sqlite::Database::open(path_, sqlite::Synchronous::normal);
+  if (!database) return database.error().in("catalogue");
+  auto put = database->prepare(
+      "INSERT OR REPLACE INTO stripe(id, layout, k, m, parent, pages, keys, crcs, columns)"
+      " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)");
+  if (!put) return put.error().in("catalogue " + path_);
+  auto erase = database->prepare("DELETE FROM stripe WHERE id = ?");
+  if (!erase) return erase.error().in("catalogue " + path_);
+  return StripeWriter(std::move(*database), std::move(*put), std::move(*erase));
+}
+
+Status StripeWriter::write(std::span<const StripeChange> changes) {
+  DI_TRY(database_.exec("BEGIN IMMEDIATE"));
+  const auto one = [this](const StripeChange& change) {
+    if (change.row) return bind_row(put_, *change.row);
+    return erase_.bind(1, static_cast<std::int64_t>(change.id)).run();
+  };
+  for (const StripeChange& change : changes) {
+    if (const Status written = one(change); !written) {
+      static_cast<void>(database_.exec("ROLLBACK"));
+      return written;
+    }
+  }
+  const Status committed = database_.exec("COMMIT");
+  if (!committed) static_cast<void>(database_.exec("ROLLBACK"));
+  return committed;
+}
+
+Status Catalogue::backup(const std::string& path) {
+  // Made first, so that it has its mode before there is anything in it.
+  Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.valid() && errno == EEXIST) return Error{Code::exists, errno, "backup " + path + ": it is there"};
+  if (!file.valid()) return errno_error("backup " + path);
+  file.reset();
+  auto copy = database_.prepare("VACUUM INTO ?");
+  if (!copy) return copy.error().in("backup " + path);
+  if (const Status s = copy->bind(1, path).run(); !s) return s.error().in("backup " + path);
   return {};
 }
 

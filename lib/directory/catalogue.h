@@ -1,16 +1,24 @@
 // directory/catalogue.h: what di-meta must not forget, in one SQLite file.
 //
-// Generations of every instance, the namespace secret, the cluster number, and the number of starts
-// ("run", which keeps stripe, lease and epoch numbers of two starts apart).  Everything is written
-// with synchronous=FULL before it is used.  Blocks and stripes are not here: the directory is rebuilt
-// from the stores' inventories.
+// Generations of every instance, the namespace secret, the cluster number, the number of starts ("run", which
+// keeps stripe, lease and epoch numbers of two starts apart), and the stores that the operator drains.  They
+// are written with synchronous=FULL before they are used.
+//
+// Beside them a row per committed stripe, so that a start finds what is cached before the stores have told
+// what they hold.  The rows are a copy: the truth is on the stores, what they do not confirm goes, and the
+// last batches may be missing after a crash.  A StripeWriter has a connection of its own and belongs to the
+// thread that writes.
+//
+// Schema 1 had no stripes and no drained stores; it is migrated at open, in one transaction.
 //
 // Owner: the directory's thread; calls block on the disk for a few milliseconds.  One process at a
 // time: PATH.lock is locked for as long as it is open.  The file holds a secret: mode 0600.
-// Bound: membership's instance_rows_max rows.
+// Bounds: membership's instance_rows_max rows; a row per stripe of the index.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,10 +27,26 @@
 #include "base/result.h"
 #include "base/sqlite.h"
 #include "directory/membership.h"
+#include "directory/stripes.h"
 
 namespace di::directory {
 
-inline constexpr std::int64_t catalogue_schema_version = 1;
+inline constexpr std::int64_t catalogue_schema_version = 2;
+
+// Writes the rows of stripes, a batch in a transaction.  Owner: one thread, not that of the catalogue.
+class StripeWriter {
+ public:
+  // Errors: io, no_space, busy; the batch may be written again.
+  Status write(std::span<const StripeChange> changes);
+
+ private:
+  friend class Catalogue;
+  StripeWriter(sqlite::Database database, sqlite::Statement put, sqlite::Statement erase)
+      : database_(std::move(database)), put_(std::move(put)), erase_(std::move(erase)) {}
+  sqlite::Database database_;
+  sqlite::Statement put_;
+  sqlite::Statement erase_;
+};
 
 class Catalogue {
  public:
@@ -37,6 +61,23 @@ class Catalogue {
   [[nodiscard]] Result<std::vector<InstanceRow>> instances();
   // Durable when it returns.
   Status save(const InstanceRow& row);
+
+  // Stores that the operator drains, in order.
+  [[nodiscard]] Result<std::vector<std::string>> leaving();
+  // Durable when it returns.
+  Status set_leaving(const std::string& instance, bool leaves);
+
+  // Every stripe in the order of ids; a row that cannot be read is passed over and counted.
+  struct Loaded {
+    std::uint64_t rows = 0;
+    std::uint64_t malformed = 0;
+  };
+  Result<Loaded> load_stripes(const std::function<void(const StripeRow&)>& each);
+  Result<StripeWriter> stripe_writer();
+
+  // A copy of the whole catalogue, as of now, in a file that is not there yet; mode 0600.  Errors: exists,
+  // io, no_space.
+  Status backup(const std::string& path);
 
  private:
   Catalogue(std::string path, Fd lock, sqlite::Database database, sqlite::Statement upsert);

@@ -112,15 +112,21 @@ bool Index::host_up(const Holder& host) {
   return arenas_.host_up(host);
 }
 
+std::optional<std::uint32_t> Index::store_number(const std::string& instance, Instant now) {
+  if (const auto at = store_numbers_.find(instance); at != store_numbers_.end()) return at->second;
+  if (stores_.size() >= options_.places_max) return std::nullopt;
+  const auto number = static_cast<std::uint32_t>(stores_.size());
+  store_numbers_.emplace(instance, number);
+  Store& store = stores_.emplace_back();
+  store.instance = instance;
+  store.away_since = now;
+  return number;
+}
+
 bool Index::store_up(const Holder& holder, Instant now, const Labels& labels) {
-  auto at = store_numbers_.find(holder.instance);
-  if (at == store_numbers_.end()) {
-    if (stores_.size() >= options_.places_max) return false;
-    at = store_numbers_.emplace(holder.instance, static_cast<std::uint32_t>(stores_.size())).first;
-    stores_.emplace_back().instance = holder.instance;
-  }
-  const std::uint32_t number = at->second;
-  Store& store = stores_[number];
+  const auto number = store_number(holder.instance, now);
+  if (!number) return false;
+  Store& store = stores_[*number];
   store.generation = holder.generation;
   store.labels = labels;
   store.up = true;
@@ -128,8 +134,8 @@ bool Index::store_up(const Holder& holder, Instant now, const Labels& labels) {
   store.complete = false;
   store.gone = false;
   store.next_part = 0;
-  frees_.store_up(number, now);
-  targets_changed(number);
+  frees_.store_up(*number, now);
+  targets_changed(*number);
   return true;
 }
 
@@ -147,10 +153,9 @@ bool Index::store_leaves(const std::string& instance, bool leaves, Instant now) 
   Store& store = stores_[at->second];
   store.leaves = leaves;
   targets_changed(at->second);
-  if (leaves) {
-    for (const auto& [volume, state] : store.volumes) placements_.replace({at->second, volume});
-    repair_now(now);
-  }
+  if (!leaves) return true;
+  for (const auto& [volume, state] : store.volumes) placements_.replace({at->second, volume});
+  repair_now(now);
   return true;
 }
 
@@ -492,6 +497,59 @@ Instant Index::next_due() const {
     if (!store.up && !store.gone) due = std::min(due, store.away_since + options_.repair_after);
   }
   return due;
+}
+
+// ---- Catalogue ---------------------------------------------------------------------------------
+
+bool Index::restore(const StripeRow& row, Instant now) {
+  if (stripes_.find(row.id) != none) return false;
+  // A row that comes to nothing is not wanted any more.
+  const auto refuse = [&] {
+    if (options_.record_changes) changed_.insert(row.id);
+    return false;
+  };
+  if (row.id == 0 || row.id > stripe_id_max || !pages_valid(row.pages)) return refuse();
+  const auto form = StripeForm::of_code(row.code, row.pages);
+  std::size_t keys = 0;
+  for (const wire::PutPage& page : row.pages) keys += page.keys.size();
+  if (!form || blocks_.entries() + keys > options_.blocks_max) return refuse();
+  next_stripe_ = std::max(next_stripe_, row.id + 1);
+  std::vector<StripeColumn> columns;
+  for (const wire::Column& column : row.columns) {
+    const auto number = store_number(column.instance, now);
+    const bool twice = std::any_of(columns.begin(), columns.end(),
+                                   [&](const StripeColumn& c) { return c.column == column.column; });
+    if (!number || column.volume >= volumes_max || !form->is_stored(column.column) || twice) continue;
+    columns.push_back({*number, column.volume, column.column, unseen});
+  }
+  if (columns.size() < form->data_stored()) return refuse();  // it was being adopted
+  restoring_ = true;
+  const std::uint32_t slot = publish(Stripe(row.id, row.fingerprint, row.pages, *form, row.code.crcs), now);
+  for (const StripeColumn& column : columns) column_add(slot, column);
+  restoring_ = false;
+  // Looked at when the stores are there.
+  if (columns.size() < form->columns_stored()) repairs_wait_for_stores_ = true;
+  return true;
+}
+
+void Index::restore_leaving(const std::string& instance, Instant now) {
+  if (store_number(instance, now)) store_leaves(instance, true, now);
+}
+
+std::vector<StripeChange> Index::take_changes(std::size_t count) {
+  std::vector<StripeChange> out;
+  while (!changed_.empty() && out.size() < count) {
+    const std::uint64_t id = *changed_.begin();
+    changed_.erase(changed_.begin());
+    const std::uint32_t slot = stripes_.find(id);
+    out.push_back({id, std::nullopt});
+    if (slot == none) continue;
+    const Stripe& stripe = stripes_.at(slot);
+    StripeRow row{id, stripe.fingerprint(), stripe.put_pages(), stripe.code(), {}};
+    for (const StripeColumn& column : stripe.columns()) row.columns.push_back(wire_column(column));
+    out.back().row = std::move(row);
+  }
+  return out;
 }
 
 // ---- What the control commands show ------------------------------------------------------------

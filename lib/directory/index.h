@@ -106,6 +106,8 @@ class Index final : private BlockMap::Keys {
     // `hot`: stripes that were written or planned so recently.
     Duration repair_hot = seconds(3600);
     RepairQueue::Options repairs{};
+    // Committed stripes are kept in a catalogue: say what changed.
+    bool record_changes = false;
   };
 
   struct Counters {
@@ -196,6 +198,8 @@ class Index final : private BlockMap::Keys {
                                                                   Instant now);
   void read_failed(const wire::meta_read_failed& message, Instant now);
   void repaired(const Holder& host, const wire::meta_repaired& message, Instant now);
+  // The placements are made anew; nothing moves.
+  void rebalance() { placements_.rebuild(); }
   // Repairs that waited for room, a pause or the age of a loss are looked at now.
   void repair_now(Instant now);
 
@@ -212,6 +216,15 @@ class Index final : private BlockMap::Keys {
   };
   [[nodiscard]] std::vector<Repair> repairs(Instant now);
   [[nodiscard]] Instant next_due() const;
+
+  // A stripe that the catalogue had, before anybody is there.  Its columns are offered when their stores are
+  // up, until the inventories say what is true; false when it is malformed or there is no room.
+  bool restore(const StripeRow& row, Instant now);
+  // store_leaves for one that may come later.
+  void restore_leaving(const std::string& instance, Instant now);
+  // What is to be written to the catalogue, at most `count`, with record_changes.
+  [[nodiscard]] std::vector<StripeChange> take_changes(std::size_t count);
+  [[nodiscard]] std::size_t changes() const { return changed_.size(); }
 
   // For gauges and `show kv`.
   [[nodiscard]] const Counters& counters() const { return counters_; }
@@ -289,6 +302,11 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] const Key& key_of(BlockRef ref) const override;
   void add_blocks(std::uint32_t slot);
 
+  // The number of a store, which is made when there is room.
+  [[nodiscard]] std::optional<std::uint32_t> store_number(const std::string& instance, Instant now);
+  void changed(std::uint64_t id) {
+    if (options_.record_changes && !restoring_) changed_.insert(id);
+  }
   [[nodiscard]] Store* store_of(const Holder& holder, std::uint32_t* number = nullptr);
   void targets_changed(std::uint32_t number);
   void add_bytes(Target target, std::uint64_t bytes);
@@ -356,6 +374,8 @@ class Index final : private BlockMap::Keys {
   std::uint64_t scan_after_ = 0;  // stripe id
   Instant scan_at_ = instant_never;
   std::size_t next_repair_host_ = 0;
+  std::set<std::uint64_t> changed_;
+  bool restoring_ = false;
   bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over
 
   std::deque<Store> stores_;  // by number

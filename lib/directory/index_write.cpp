@@ -214,12 +214,14 @@ std::uint32_t Index::publish(Stripe stripe, Instant now) {
       ++counters_.blocks_refused;
   }
   children_.emplace(BlockMap::hash_of(stripes_.at(slot).parent()), id);
+  changed(id);
   return slot;
 }
 
 void Index::column_add(std::uint32_t slot, const StripeColumn& column) {
   Stripe& stripe = stripes_.at(slot);
   stripe.column_add(column);
+  changed(stripe.id());
   Store& store = stores_[column.store];
   ++store.columns;
   if (column.column < stripe.form().data_stored() && column.column % stripe.form().parts == 0) {
@@ -238,6 +240,7 @@ void Index::column_remove(std::uint32_t slot, std::uint32_t number) {
   }
   remove_bytes({column.store, column.volume}, stripe.column_bytes(number));
   stripe.column_remove(number);
+  changed(stripe.id());
 }
 
 void Index::drop(std::uint32_t slot, Instant free_at) {

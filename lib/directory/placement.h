@@ -78,6 +78,9 @@ class Placements {
   // It will not be back soon: others take its places in the records, where there are any.
   void replace(Target target);
 
+  // Makes the records anew.
+  void rebuild() { stale_ = true; }
+
   struct Choice {
     std::vector<Target> targets;    // one for each stored column, in their order
     std::uint32_t unreachable = 0;  // so many of them cannot take one now

@@ -87,11 +87,29 @@ struct StripeForm {
 [[nodiscard]] std::uint64_t column_bytes_of(const StripeForm& form, std::span<const std::uint64_t> page_bytes,
                                             std::uint32_t column);
 
+// StripeColumn::seen of what the catalogue said and no inventory has shown yet.
+inline constexpr std::uint32_t unseen = UINT32_MAX;
+
 struct StripeColumn {
   std::uint32_t store = 0;  // number of index.h
   std::uint16_t volume = 0;
   std::uint16_t column = 0;
   std::uint32_t seen = 0;  // number of the store's inventory that showed it
+};
+
+// A committed stripe as the catalogue keeps it.
+struct StripeRow {
+  std::uint64_t id = 0;
+  Key fingerprint;
+  std::vector<wire::PutPage> pages;
+  wire::StripeCode code;
+  std::vector<wire::Column> columns;
+  bool operator==(const StripeRow&) const = default;
+};
+// Its row is another, or gone.
+struct StripeChange {
+  std::uint64_t id = 0;
+  std::optional<StripeRow> row;
 };
 
 class Stripe {

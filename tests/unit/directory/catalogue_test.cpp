@@ -80,7 +80,7 @@ TEST(Catalogue, NewerSchemaIsRefusedAndLeftAlone) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::unsupported);
   EXPECT_EQ(refused.error().message,
-            "catalogue " + path + ": schema version 9 is newer than this program's 1");
+            "catalogue " + path + ": schema version 9 is newer than this program's 2");
 }
 
 TEST(Catalogue, ForeignAndDamagedFilesAreCorrupt) {
@@ -138,6 +138,152 @@ TEST(Catalogue, UnreachablePathIsOneClearError) {
   EXPECT_EQ(refused.error().code, Code::not_found);
   EXPECT_NE(refused.error().message.find("no-such-folder/catalogue: No such file or directory"),
             std::string::npos);
+}
+
+StripeRow stripe_row(std::uint64_t id, int pages) {
+  StripeRow row;
+  row.id = id;
+  row.fingerprint.raw[0] = std::byte{7};
+  Key parent;
+  parent.raw[1] = std::byte{9};
+  for (int p = 0; p < pages; ++p) {
+    wire::PutPage page;
+    page.parent = parent;
+    for (int b = 0; b < 3; ++b) {
+      Key key;
+      key.raw[0] = static_cast<std::byte>(id);
+      key.raw[1] = static_cast<std::byte>(p);
+      key.raw[2] = static_cast<std::byte>(b + 1);
+      page.keys.push_back(key);
+    }
+    page.crcs = {1, static_cast<std::uint32_t>(p)};
+    page.bytes = 8192;
+    parent = page.keys.back();
+    row.pages.push_back(page);
+  }
+  row.code = {4, 2, {11, 12, 13, 14}};
+  row.columns = {{"di-kvd.store0", 1, 0}, {"di-kvd.store5", 0, 4}};
+  return row;
+}
+
+TEST(Catalogue, KeepsARowPerStripe) {
+  const std::string path = scratch("stripes");
+  {
+    auto catalogue = Catalogue::open(path);
+    ASSERT_TRUE(catalogue) << catalogue.error().message;
+    auto writer = catalogue->stripe_writer();
+    ASSERT_TRUE(writer) << writer.error().message;
+    std::vector<StripeChange> batch;
+    for (std::uint64_t id = 1; id <= 4; ++id) batch.push_back({id, stripe_row(id, static_cast<int>(id))});
+    ASSERT_TRUE(writer->write(batch));
+    StripeRow moved = stripe_row(2, 2);
+    moved.columns[1].instance = "di-kvd.store9";
+    ASSERT_TRUE(writer->write(std::vector<StripeChange>{{1, std::nullopt}, {2, moved}, {99, std::nullopt}}));
+    ASSERT_TRUE(catalogue->save({"di-kvd.host0", 3, 1, 5}));  // the other connection
+  }
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  std::vector<StripeRow> rows;
+  const auto loaded = catalogue->load_stripes([&](const StripeRow& row) { rows.push_back(row); });
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  EXPECT_EQ(loaded->rows, 3U);
+  EXPECT_EQ(loaded->malformed, 0U);
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows[0].columns[1].instance, "di-kvd.store9");
+  EXPECT_EQ(rows[1], stripe_row(3, 3));
+  EXPECT_EQ(rows[2], stripe_row(4, 4));
+}
+
+TEST(Catalogue, RowsThatCannotBeReadArePassedOver) {
+  const std::string path = scratch("malformed");
+  {
+    auto catalogue = Catalogue::open(path);
+    ASSERT_TRUE(catalogue);
+    auto writer = catalogue->stripe_writer();
+    ASSERT_TRUE(writer);
+    std::vector<StripeChange> batch;
+    for (std::uint64_t id = 1; id <= 6; ++id) batch.push_back({id, stripe_row(id, 2)});
+    ASSERT_TRUE(writer->write(batch));
+  }
+  {
+    auto database = sqlite::Database::open(path, sqlite::Synchronous::full);
+    ASSERT_TRUE(database);
+    ASSERT_TRUE(database->exec("UPDATE stripe SET keys = x'00' WHERE id = 1"));
+    ASSERT_TRUE(database->exec("UPDATE stripe SET pages = x'ffffffff01000000' WHERE id = 2"));
+    ASSERT_TRUE(database->exec("UPDATE stripe SET columns = x'0000000009' WHERE id = 3"));
+    ASSERT_TRUE(database->exec("UPDATE stripe SET layout = x'' WHERE id = 4"));
+    ASSERT_TRUE(database->exec("UPDATE stripe SET k = 70000 WHERE id = 5"));
+  }
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  const auto loaded = catalogue->load_stripes([](const StripeRow& row) { EXPECT_EQ(row.id, 6U); });
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(loaded->rows, 1U);
+  EXPECT_EQ(loaded->malformed, 5U);
+}
+
+TEST(Catalogue, DrainedStoresAreKept) {
+  const std::string path = scratch("leaving");
+  {
+    auto catalogue = Catalogue::open(path);
+    ASSERT_TRUE(catalogue);
+    for (const char* name : {"di-kvd.store2", "di-kvd.store1", "di-kvd.store1"}) {
+      ASSERT_TRUE(catalogue->set_leaving(name, true));
+    }
+    ASSERT_TRUE(catalogue->set_leaving("di-kvd.store2", false));
+  }
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  EXPECT_EQ(*catalogue->leaving(), (std::vector<std::string>{"di-kvd.store1"}));
+}
+
+TEST(Catalogue, IsCopiedWhileItIsUsed) {
+  const std::string path = scratch("original");
+  const std::string copy = scratch("copy");
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  auto writer = catalogue->stripe_writer();
+  ASSERT_TRUE(writer);
+  ASSERT_TRUE(writer->write(std::vector<StripeChange>{{5, stripe_row(5, 2)}}));
+  ASSERT_TRUE(catalogue->backup(copy));
+  struct stat status {};
+  ASSERT_EQ(stat(copy.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0600U);
+  const Status again = catalogue->backup(copy);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, Code::exists);
+  ASSERT_TRUE(writer->write(std::vector<StripeChange>{{5, std::nullopt}}));
+  auto restored = Catalogue::open(copy);
+  ASSERT_TRUE(restored) << restored.error().message;
+  EXPECT_EQ(restored->secret(), catalogue->secret());
+  const auto loaded = restored->load_stripes([](const StripeRow& row) { EXPECT_EQ(row, stripe_row(5, 2)); });
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(loaded->rows, 1U);
+}
+
+// G07: a file as schema 1 left it.
+TEST(Catalogue, SchemaOneIsMigrated) {
+  const std::string path = scratch("one-to-two");
+  std::ifstream golden(std::string(DI_SOURCE_DIR) + "/tests/golden/catalogue/schema1.sqlite", std::ios::binary);
+  ASSERT_TRUE(golden.good());
+  std::ofstream(path, std::ios::binary) << golden.rdbuf();
+  {
+    auto catalogue = Catalogue::open(path);
+    ASSERT_TRUE(catalogue) << catalogue.error().message;
+    EXPECT_EQ(catalogue->cluster(), 0x01020304U);
+    EXPECT_EQ(catalogue->run(), 8U);
+    EXPECT_EQ(catalogue->secret(), Bytes(32, std::byte{0xab}));
+    const auto rows = catalogue->instances();
+    ASSERT_TRUE(rows);
+    ASSERT_EQ(rows->size(), 2U);
+    EXPECT_EQ(rows->back(), (InstanceRow{"di-kvd.store0", 4, 9, 0xfedcba9876543210ULL}));
+    auto writer = catalogue->stripe_writer();
+    ASSERT_TRUE(writer) << writer.error().message;
+    ASSERT_TRUE(writer->write(std::vector<StripeChange>{{5, stripe_row(5, 2)}}));
+  }
+  auto again = Catalogue::open(path);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->run(), 9U);
 }
 
 }  // namespace

@@ -71,6 +71,15 @@ class World {
     if (rng_.chance(0.7)) run_due();
     compare();
     index_->test_check();
+    if (rng_.chance(0.3)) {
+      for (const StripeChange& change : index_->take_changes(1 + rng_.below(8))) {
+        if (change.row) {
+          catalogue_[change.id] = *change.row;
+        } else {
+          catalogue_.erase(change.id);
+        }
+      }
+    }
   }
 
   // Everybody is there and time passes: every stripe becomes whole, and the disks have nothing else.
@@ -108,6 +117,7 @@ class World {
   }
 
   [[nodiscard]] const Index::Counters& counters() const { return index_->counters(); }
+  [[nodiscard]] std::size_t restored() const { return restored_; }
 
  private:
   using ColumnId = std::pair<std::uint64_t, std::uint16_t>;  // stripe, column
@@ -287,7 +297,17 @@ class World {
     options.placement = {geometry_, false};
     options.repair_after = seconds(40);
     options.repairs.bytes_per_s = 100 << 20;
+    options.record_changes = true;
     index_.emplace(options, now_);
+    if (rng_.chance(0.5)) {
+      std::size_t refused = 0;  // those that were being adopted
+      for (const auto& [id, row] : catalogue_) refused += index_->restore(row, now_) ? 0 : 1;
+      ASSERT_EQ(index_->stripes() + refused, catalogue_.size());
+      ASSERT_EQ(index_->changes(), refused);
+      restored_ += index_->stripes();
+    } else {
+      catalogue_.clear();  // the file was lost
+    }
     running_.clear();
     puts_.clear();
     leases_.clear();
@@ -415,6 +435,8 @@ class World {
   std::optional<Index> index_;
   std::map<std::string, std::uint32_t> hosts_{{"di-kvd.host0", 1}, {"di-kvd.host1", 1}};
   std::map<std::string, Store> stores_;
+  std::map<std::uint64_t, StripeRow> catalogue_;
+  std::size_t restored_ = 0;
   std::map<std::uint64_t, Put> puts_;
   std::vector<Index::Repair> running_;
   std::map<std::uint64_t, Lease> leases_;
@@ -425,6 +447,7 @@ class IndexStripeModel : public testing::TestWithParam<std::pair<const char*, in
 TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   const auto [geometry, stores] = GetParam();
   Index::Counters sum;
+  std::size_t restored = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE("seed=" + std::to_string(seed));
     World world(seed, *Geometry::parse(geometry), stores);
@@ -434,6 +457,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
     }
     if (!testing::Test::HasFailure()) world.finish();
     const Index::Counters& seen = world.counters();
+    restored += world.restored();
     sum.puts_committed += seen.puts_committed;
     sum.puts_degraded += seen.puts_degraded;
     sum.puts_no_space += seen.puts_no_space;

@@ -564,5 +564,37 @@ TEST_F(StripeTest, FullVolumesMakeRoomBeforeTheyAreFull) {
   EXPECT_EQ(hit(1, 8), 0U);
 }
 
+TEST_F(StripeTest, RestoredStripesAreMatchedBeforeTheInventoriesAreIn) {
+  start(6, {.placement = {{4, 2}, false}, .record_changes = true});
+  const auto kept = put(1, 0, 4);
+  const auto stale = put(2, 0, 4);
+  std::vector<StripeRow> rows;
+  for (StripeChange& change : index->take_changes(10)) rows.push_back(*std::move(change.row));
+  EXPECT_EQ(rows.size(), 2U);
+  EXPECT_EQ(index->changes(), 0U);
+  index->drop_stripe(stale.stripe, at_s(2));
+  const auto gone = index->take_changes(10);  // this batch is not written any more
+  ASSERT_EQ(gone.size(), 1U);
+  EXPECT_FALSE(gone[0].row.has_value());
+  auto disks_now = disks;
+  for (auto& [instance, disk] : disks_now) {
+    std::erase_if(disk, [&](const auto& d) { return d.first.first == stale.stripe; });
+  }
+  start(0, {.run = 2, .placement = {{4, 2}, false}, .record_changes = true});
+  disks = disks_now;
+  for (const StripeRow& row : rows) EXPECT_TRUE(index->restore(row, at_s(3)));
+  EXPECT_FALSE(index->restore(rows[0], at_s(3)));
+  EXPECT_EQ(hit(1, 8), 0U);  // nobody is there
+  for (int n = 0; n < 6; ++n) ASSERT_TRUE(index->store_up(store(n), at_s(3)));
+  EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_EQ(plan(1, 0, 8, 3).stripes[0].columns.size(), 6U);
+  for (int n = 0; n < 6; ++n) comes(n, 4);
+  EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_EQ(hit(2, 8), 0U);  // no store confirmed it
+  EXPECT_EQ(index->stripes(), 1U);
+  EXPECT_GT(put(3, 0, 4, 5).stripe, kept.stripe);
+  EXPECT_GE(index->changes(), 2U);
+}
+
 }  // namespace
 }  // namespace di::directory

@@ -26,7 +26,9 @@ struct Directory {
     auto opened = directory::Catalogue::open(path);
     EXPECT_TRUE(opened) << opened.error().message;
     catalogue = std::make_unique<directory::Catalogue>(*std::move(opened));
-    auto made = Service::create(loop, endpoint, *catalogue, {});
+    Service::Options options;
+    options.index.repairs.bytes_per_s = 1 << 30;
+    auto made = Service::create(loop, endpoint, *catalogue, options);
     EXPECT_TRUE(made);
     service = *std::move(made);
     net::Member self;
@@ -77,6 +79,7 @@ struct Client {
         [this](const net::Incoming&, const wire::meta_inventory_ack& m) { ack = m; });
     endpoint.on<wire::meta_arena_resync>(
         [this](const net::Incoming&, const wire::meta_arena_resync&) { ++resyncs; });
+    endpoint.on<wire::meta_repair>([this](const net::Incoming&, const wire::meta_repair& m) { repair = m; });
     endpoint.on<wire::kv_free>([this](const net::Incoming&, const wire::kv_free& m) {
       freed.insert(freed.end(), m.stripes.begin(), m.stripes.end());
     });
@@ -108,6 +111,7 @@ struct Client {
   std::optional<wire::meta_put_opened> opened;
   std::optional<wire::meta_put_committed> committed;
   std::optional<wire::meta_inventory_ack> ack;
+  std::optional<wire::meta_repair> repair;
   std::vector<std::uint64_t> freed;
 };
 
@@ -153,6 +157,23 @@ TEST_F(ServiceTest, EverybodyLearnsOfEverybody) {
   host->client->set_state(1);
   EXPECT_TRUE(until([&] { return router->members[0].state == 1; }));
   host->client->set_state(2);
+  EXPECT_TRUE(until([&] { return router->members.size() == 2; }));
+}
+
+TEST_F(ServiceTest, WhoeverStopsHearsThatTheOthersKnow) {
+  auto router = enter("di-router.0");
+  auto host = enter("di-kvd.host0", "host");
+  int told = 0;
+  const auto count = [&told] { ++told; };
+  host->client->when_told(count);
+  EXPECT_EQ(told, 1);  // nothing was said
+  host->client->set_state(1);
+  host->client->when_told(count);
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(until([&] { return told == 2; }));
+  host->client->set_state(2);
+  host->client->when_told(count);
+  EXPECT_TRUE(until([&] { return told == 3; }));
   EXPECT_TRUE(until([&] { return router->members.size() == 2; }));
 }
 
@@ -260,6 +281,70 @@ TEST_F(ServiceTest, RestartOfTheDirectoryKeepsGenerations) {
   EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
   EXPECT_TRUE(store->ack->unknown.empty());
   EXPECT_EQ(directory->service->index().blocks(), 3U);
+}
+
+TEST_F(ServiceTest, RestartFindsWhatTheCatalogueHas) {
+  auto router = enter("di-router.0");
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  EXPECT_TRUE(until([&] { return directory->service->persister().counters().rows > 0; }));
+  directory.reset();
+  start();
+  EXPECT_EQ(directory->service->index().stripes(), 1U);
+  EXPECT_TRUE(until([&] { return router->ups == 2 && store->ups == 2; }));
+  router->ask(wire::meta_match{Key{}, keys(6)});
+  ASSERT_TRUE(until([&] { return router->matched.has_value(); }));
+  EXPECT_EQ(router->matched->hit_blocks, 4U);  // the store has not told yet
+  // It has lost the page: nobody confirms the row.
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return directory->service->index().stripes() == 0; }));
+  EXPECT_TRUE(until([&] { return directory->service->persister().counters().rows > 0; }));
+  directory.reset();
+  start();
+  EXPECT_EQ(directory->service->index().stripes(), 0U);
+}
+
+TEST_F(ServiceTest, DrainOfAStoreOutlivesTheDirectory) {
+  auto store = enter("di-kvd.store0", "store");
+  EXPECT_EQ(directory->service->store_leaves("di-kvd.nobody", true).error().code, Code::not_found);
+  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true));
+  directory.reset();
+  start();
+  ASSERT_EQ(directory->service->index().places().size(), 1U);
+  EXPECT_TRUE(directory->service->index().places()[0].leaves);
+  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", false));
+  directory.reset();
+  start();
+  EXPECT_TRUE(directory->service->index().places().empty());
+}
+
+TEST_F(ServiceTest, RepairsGoToAHostAndComeBack) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_volumes{{{0, 0, 1 << 20, 1 << 20}}});
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  auto other = enter("di-kvd.store1", "store");
+  other->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return other->ack.has_value(); }));
+  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true));
+  ASSERT_TRUE(until([&] { return host->repair.has_value(); }));
+  EXPECT_EQ(host->repair->stripe.stripe, host->opened->stripe);
+  EXPECT_EQ(host->repair->targets, (std::vector<wire::Column>{{"di-kvd.store1", 0, 0}}));
+  host->ask(wire::meta_repaired{host->opened->stripe, 0, {0}});
+  EXPECT_TRUE(until([&] { return !store->freed.empty(); }));
+  EXPECT_EQ(directory->service->index().leases(), 0U);
+  EXPECT_EQ(directory->service->index().counters().columns_repaired, 1U);
 }
 
 }  // namespace
