@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "daemon/ready.h"
 #include "net/envelope.h"
+#include "store/erasure.h"
 
 namespace di::kvd {
 
@@ -64,6 +65,24 @@ void host_params(config::Params& params, HostConfig& config) {
                   .max = 1 << 20,
                   .unit = "pages",
                   .help = "sealed pages that wait for the store; above, the oldest is not written"});
+  params.integer("kv.stripe_linger_ms", config.stripe_linger_ms,
+                 {.def = 100,
+                  .max = 60000,
+                  .unit = "ms",
+                  .help = "how long a sealed page waits for those behind it, so that they go into one stripe"});
+  params.real("kv.skip_ratio", config.skip_ratio,
+              {.def = 3,
+               .min = 1,
+               .help = "a store that is so many times slower than the others of a stripe is not read from, where "
+                       "parity does as well"});
+  params.real("kv.hedge_ratio", config.hedge_ratio,
+              {.def = 2.5,
+               .min = 1,
+               .help = "a column that takes so many times as long as usual is made of the others meanwhile"});
+  params.real("kv.hedge_budget_pct", config.hedge_budget_pct,
+              {.def = 5, .max = 100, .unit = "%", .help = "at most so many reads more because of that; 0: none"});
+  params.integer("kv.repairs_max", config.repairs_max,
+                 {.def = 2, .min = 1, .max = 64, .help = "stripes that are repaired here at a time"});
   params.duration(
       "kv.hold", config.hold,
       {.def = seconds(60),
@@ -102,10 +121,58 @@ class HostRole::Port final : public host::ArenaPort {
   std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override {
     return crc32c(arena_.payload(offset, bytes));
   }
+  bool has_code(std::uint32_t data_columns, std::uint32_t parity_columns) override {
+    return code(data_columns, parity_columns) != nullptr;
+  }
+  std::vector<std::uint32_t> encode(std::span<const host::Strip> data,
+                                    std::span<const host::Strip> parity) override {
+    const store::Erasure* erasure =
+        code(static_cast<std::uint32_t>(data.size()), static_cast<std::uint32_t>(parity.size()));
+    DI_ASSERT(erasure != nullptr);
+    std::vector<ByteView> from;
+    for (const host::Strip& strip : data) from.push_back(bytes(strip));
+    std::vector<MutableByteView> to;
+    for (const host::Strip& strip : parity) to.push_back(bytes(strip));
+    std::vector<std::uint32_t> crcs(data.size() + parity.size());
+    erasure->encode(from, to, crcs);
+    return crcs;
+  }
+  std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
+                       std::span<const std::uint32_t> wanted) override {
+    const store::Erasure* erasure =
+        code(data_columns, static_cast<std::uint32_t>(columns.size()) - data_columns);
+    DI_ASSERT(erasure != nullptr);
+    std::vector<store::Erasure::Present> from;
+    for (const CodeColumn& column : columns) {
+      from.push_back({column.present, false, column.crc, column.present ? ByteView(bytes(column.strip)) : ByteView()});
+    }
+    std::vector<store::Erasure::Wanted> to;
+    for (const std::uint32_t column : wanted) to.push_back({column, columns[column].crc, bytes(columns[column].strip)});
+    const Result<std::uint32_t> wrong = erasure->decode(from, to);
+    DI_ASSERT(wrong.ok());
+    return *wrong;
+  }
 
   std::uint64_t unrecorded = 0;  // sealed pages that the next owner will not find
 
  private:
+  MutableByteView bytes(const host::Strip& strip) {
+    return strip.bytes == 0 ? MutableByteView() : arena_.payload(strip.offset, strip.bytes);
+  }
+  // Null for a geometry that it does not do.  Few are in use at a time; stripe_columns_max bounds them.
+  const store::Erasure* code(std::uint32_t data_columns, std::uint32_t parity_columns) {
+    const std::pair geometry{data_columns, parity_columns};
+    auto known = codes_.find(geometry);
+    if (known == codes_.end()) {
+      if (data_columns + parity_columns > kv::stripe_columns_max) return nullptr;
+      Result<store::Erasure> made = store::Erasure::create(data_columns, parity_columns);
+      if (!made) return nullptr;
+      known = codes_.emplace(geometry, *std::move(made)).first;
+    }
+    return &known->second;
+  }
+
+  std::map<std::pair<std::uint32_t, std::uint32_t>, store::Erasure> codes_;
   kv::ArenaOwner& arena_;
 };
 
@@ -198,8 +265,14 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
   options.entries_max = entries;
   options.fetch.fetch_delay = milliseconds(config_.fetch_delay_ms);
   options.fetch.prefetch_hold = config_.hold;
+  options.hedge.skip_ratio = config_.skip_ratio;
+  options.hedge.hedge_ratio = config_.hedge_ratio;
+  options.hedge.budget = config_.hedge_budget_pct / 100;
+  if (config_.hedge_budget_pct <= 0) options.hedge.burst = 0;
+  options.repair.repairs_max = config_.repairs_max;
   options.writeback.admit = config_.admit;
   options.writeback.queue_pages = config_.writeback_queue_pages;
+  options.writeback.linger = milliseconds(config_.stripe_linger_ms);
   options.handover.hold = config_.hold;
   options.handover.push_wait = config_.handover_wait;
   return open_arena(options, arena);
@@ -284,7 +357,7 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
                      wire::handover_opened, wire::handover_pages, wire::handover_slots, wire::handover_pushed,
                      wire::handover_sealed, wire::handover_ack, wire::arena_read, wire::kv_read_done,
                      wire::kv_read_cancel, wire::kv_read_cancelled, wire::kv_put_done, wire::meta_planned,
-                     wire::meta_put_opened, wire::meta_put_committed, wire::meta_arena_resync>(
+                     wire::meta_put_opened, wire::meta_put_committed, wire::meta_arena_resync, wire::meta_repair>(
       daemon_->endpoint(), [this](const net::Incoming& in) { deliver(in); });
   net::Endpoint& endpoint = daemon.endpoint();
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
@@ -467,6 +540,7 @@ void HostRole::on_stop(daemon::Daemon& daemon) {
   // What clients hold ends with us.  Sealed pages still go to the store, and hand-overs to their end,
   // unless there is no store to go to.
   stopping_ = true;
+  core_->hurry();
   if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
   turn();
 }
@@ -479,7 +553,8 @@ void HostRole::on_dump() {
            {{"pages", pages.all().size()},
             {"free_bytes", pages.bytes_free()},
             {"fetches", core_->fetches().fetches(host::FetchKind::fetch)},
-            {"reads", core_->fetches().reads()},
+            {"reads", core_->reads().count()},
+            {"rebuilds", core_->rebuilds().count()},
             {"pending_writebacks", core_->writeback().pending()},
             {"holds", core_->handovers().sources()},
             {"expectations", core_->handovers().seats()}});
@@ -540,7 +615,7 @@ bool HostRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply
   std::erase_if(listings_, [](const auto& listing) { return listing->done(); });
   if (words == std::vector<std::string>{"show", "kv"}) {
     const host::Pages& pages = core_->pages();
-    std::uint64_t counts[4] = {};
+    std::uint64_t counts[5] = {};
     std::uint64_t blocks = 0;
     for (const auto& [slot, page] : pages.all()) {
       ++counts[static_cast<std::size_t>(page.state)];
@@ -559,6 +634,7 @@ bool HostRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply
         .number("granted_pages", counts[static_cast<std::size_t>(host::PageState::granted)])
         .number("filling_pages", counts[static_cast<std::size_t>(host::PageState::filling)])
         .number("quarantined_pages", counts[static_cast<std::size_t>(host::PageState::quarantined)])
+        .number("scratch_pages", counts[static_cast<std::size_t>(host::PageState::scratch)])
         .number("clients", core_->attached_count())
         .number("pending_writebacks", core_->writeback().pending());
     reply.row(row);
@@ -619,12 +695,34 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_plans_total", "Plans asked of di-meta", fetch.plans);
   counter("di_kv_plans_failed_total", "Plans without an answer", fetch.plans_failed);
   counter("di_kv_plans_malformed_total", "Pages of plans that do not fit the layout", fetch.plans_malformed);
-  counter("di_kv_reads_total", "Pages asked of stores and other arenas", fetch.reads);
-  counter("di_kv_arena_reads_total", "Pages asked of other arenas", fetch.arena_reads);
-  counter("di_kv_read_bytes_total", "Bytes that came, verified", fetch.read_bytes);
-  counter("di_kv_reads_failed_total", "Reads that failed or went silent", fetch.reads_failed);
-  counter("di_kv_reads_corrupt_total", "Reads whose bytes did not match the plan", fetch.reads_corrupt);
-  counter("di_kv_reads_cancelled_total", "Reads that nobody wanted any more", fetch.reads_cancelled);
+  const host::ReadCounters& reads = core_->reads().counters();
+  counter("di_kv_reads_total", "Columns asked of stores, and pages of other arenas", reads.reads);
+  counter("di_kv_arena_reads_total", "Pages asked of other arenas", reads.arena_reads);
+  counter("di_kv_read_bytes_total", "Bytes of pages that came, verified", fetch.read_bytes);
+  counter("di_kv_reads_failed_total", "Reads that failed or went silent", reads.failed);
+  counter("di_kv_reads_corrupt_total", "Reads whose bytes did not match the plan", fetch.columns_corrupt);
+  counter("di_kv_reads_cancelled_total", "Reads that nobody wanted any more", reads.cancelled);
+  counter("di_kv_pages_failed_total", "Pages that did not come", fetch.pages_failed);
+  counter("di_kv_pages_rebuilt_total", "Pages of which columns were made out of others", fetch.pages_rebuilt);
+  counter("di_kv_hedges_total", "Pages with a late column that others were to make", fetch.hedges);
+  counter("di_kv_hedges_won_total", "Hedges that were sooner than the late column", fetch.hedges_won);
+  const host::HedgeCounters& hedge = core_->hedge().counters();
+  counter("di_kv_hedges_refused_total", "Late columns that the budget had no read for", hedge.hedges_refused);
+  counter("di_kv_skips_total", "Columns not asked for because their store is slow", hedge.skips);
+  counter("di_kv_skip_probes_total", "Columns of slow stores that were asked for all the same", hedge.probes);
+  const host::RebuildCounters& rebuild = core_->rebuilds().counters();
+  counter("di_kv_rebuilds_total", "Stripes of which columns were to be made", rebuild.rebuilds);
+  counter("di_kv_rebuilds_failed_total", "Pages for which too few columns were left", rebuild.failed);
+  counter("di_kv_rebuilt_bytes_total", "Bytes that were made out of other columns", rebuild.bytes);
+  counter("di_kv_rebuild_reads_total", "Columns read for nothing but a rebuild", rebuild.scratch_reads);
+  counter("di_kv_rebuild_corrupt_total", "Columns that did not match when they were used for a rebuild",
+          rebuild.columns_corrupt);
+  const host::RepairCounters& repair = core_->repairs().counters();
+  counter("di_kv_repairs_total", "Stripes repaired here for di-meta", repair.repairs);
+  counter("di_kv_repairs_refused_total", "Repairs refused: too many at once, or no room", repair.refused);
+  counter("di_kv_repairs_failed_total", "Repairs that came to nothing, or not to all", repair.failed);
+  counter("di_kv_repaired_columns_total", "Columns written by repairs", repair.columns);
+  counter("di_kv_repaired_bytes_total", "Their bytes", repair.bytes);
   counter("di_kv_prefetches_total", "Hints from routers", fetch.prefetches);
   counter("di_kv_prefetched_blocks_total", "Blocks read because of a hint", fetch.prefetched_blocks);
   const host::PageCounters& pages = core_->pages().counters();
@@ -649,6 +747,14 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_full, {{"reason", "full"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_evicted, {{"reason", "evicted"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_failed, {{"reason", "failed"}});
+  counter("di_kv_stripes_total", "Stripes published in the store", back.stripes);
+  counter("di_kv_stripes_degraded_total", "Stripes published with fewer columns than they should have", back.degraded);
+  counter("di_kv_columns_written_total", "Columns of stripes written", back.columns);
+  counter("di_kv_columns_failed_total", "Columns of stripes that could not be written", back.columns_failed);
+  counter("di_kv_encoded_bytes_total", "Bytes of pages that parity or checksums of parts were made of",
+          back.encoded_bytes);
+  counter("di_kv_pages_changed_total", "Pages that were not what they had been when they were encoded",
+          back.pages_changed);
   const host::HandoverCounters& hand = core_->handovers().counters();
   counter("di_kv_handovers_total", "Hand-overs begun here", hand.sources);
   counter("di_kv_handovers_acknowledged_total", "Hand-overs acknowledged", hand.acknowledged);

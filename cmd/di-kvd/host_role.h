@@ -2,7 +2,8 @@
 //
 // Owner: the loop thread.  It owns the shared memory, the socket that hands it out, and the timers; the
 // core decides.  Checksums of what ranks seal and stores deliver are computed on this thread, one page
-// (about 1 MiB, 0.15 ms) per message.  Bounds: kv.arena_bytes; what the core bounds.
+// (about 1 MiB, 0.15 ms) per message, and so is the code of stripes, one layer group (about a millisecond) a
+// turn.  Bounds: kv.arena_bytes; what the core bounds.
 //
 // Life: prepare takes the arena that is parked, or makes and parks one; start registers; once registered (the arena's generation is the
 // instance's) the arena socket listens and the daemon is ready; stop waits for pending write-backs and
@@ -35,6 +36,11 @@ struct HostConfig {
   std::uint32_t fetch_delay_ms = 0;
   host::Admit admit = host::Admit::always;
   std::uint32_t writeback_queue_pages = 0;
+  std::uint32_t stripe_linger_ms = 0;
+  double skip_ratio = 0;
+  double hedge_ratio = 0;
+  double hedge_budget_pct = 0;
+  std::uint32_t repairs_max = 0;
   Duration hold{0};
   Duration handover_wait{0};
 };

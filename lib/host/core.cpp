@@ -16,8 +16,13 @@ Core::Core(const Options& options, ArenaPort& port, DataPort& data)
     : options_(options),
       entries_(options.entries_max),
       pages_(options.arena, port),
-      fetches_(options.fetch, pages_, entries_, port, data, *this, numbers_, out_),
-      writeback_(options.writeback, pages_, data, *this, numbers_, out_),
+      leases_(options.fetch.lease_cap, *this, out_),
+      reads_({options.fetch.reads_per_source, options.fetch.read_wait}, pages_, data, *this, leases_, numbers_, out_),
+      hedge_(options.hedge),
+      rebuilds_(options.rebuild, pages_, port, *this, reads_, leases_, hedge_),
+      fetches_(options.fetch, pages_, entries_, port, *this, reads_, rebuilds_, leases_, hedge_, numbers_, out_),
+      repairs_(options.repair, pages_, data, *this, rebuilds_, leases_, numbers_, out_),
+      writeback_(options.writeback, pages_, port, data, *this, numbers_, out_),
       pushes_(options.push, pages_, data, numbers_),
       serves_(options.serve, pages_, pushes_, out_),
       handovers_(options.handover, pages_, entries_, port, data, pushes_, *this, numbers_, out_) {}
@@ -55,7 +60,7 @@ void Core::on_checked(std::uint32_t slot, bool good, const Now& now) {
   const auto page = pages_.all().find(slot);
   if (good && page != pages_.all().end() && page->second.owned > 0 &&
       writeback_.pending() < options_.writeback.queue_pages) {
-    writeback_.sealed(slot, 0);
+    writeback_.sealed(slot, 0, now);
   }
   settle(now);
 }
@@ -116,7 +121,7 @@ void Core::on_peer_up(const Peer& peer, PeerKind kind, bool remote, const Now& n
     meta_ = peer;
     snapshot_due_ = true;
   }
-  if (kind == PeerKind::store) fetches_.source_returned(peer);
+  if (kind == PeerKind::store) reads_.source_returned(peer);
   settle(now);
 }
 
@@ -132,15 +137,18 @@ void Core::on_peer_lost(const Peer& peer, const Now& now) {
       break;
     case PeerKind::meta:
       meta_.reset();
+      leases_.meta_lost();
       fetches_.meta_lost(now);
+      repairs_.meta_lost();
       writeback_.meta_lost(now);
       break;
     case PeerKind::store:
-      fetches_.source_lost(peer, now);
+      reads_.source_lost(peer);
+      repairs_.store_lost(peer);
       writeback_.store_lost(peer, now);
       break;
     case PeerKind::host:
-      fetches_.source_lost(peer, now);
+      reads_.source_lost(peer);
       serves_.host_lost(peer);
       pushes_.peer_lost(peer);
       handovers_.host_lost(peer);
@@ -169,7 +177,7 @@ void Core::on_detached(const Peer& peer, const Now& now) {
   attached_.erase(found);
   // A process without the arena holds nothing in it: its pins go now, whatever its connection says.
   if (up(peer.instance, PeerKind::rank) == peer) drop_client(peer);
-  fetches_.source_detached(peer, now);
+  reads_.source_detached(peer);
   settle(now);
 }
 
@@ -241,7 +249,7 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
         fetches_.begin(FetchKind::fetch, holder, message.scope, std::move(body->keys), 0, now);
         // The request is here: the fetch has pins of its own.
         fetches_.release_prefetch(holder.request, holder.attempt);
-        for (const std::uint32_t slot : fetches_.take_sighted()) writeback_.sighted(slot);
+        for (const std::uint32_t slot : fetches_.take_sighted()) writeback_.sighted(slot, now);
       }
       break;
     case wire::kv_release::number:
@@ -316,6 +324,9 @@ void Core::from_meta(const wire::Envelope& message, const Now& now) {
       if (const auto body = decode<wire::meta_put_committed>(message))
         writeback_.put_committed(tag, *body, now);
       break;
+    case wire::meta_repair::number:
+      if (const auto body = decode<wire::meta_repair>(message)) repairs_.begin(message.scope, *body, now);
+      break;
     case wire::meta_arena_resync::number:
       if (decode<wire::meta_arena_resync>(message)) snapshot_due_ = true;
       break;
@@ -327,19 +338,20 @@ void Core::from_meta(const wire::Envelope& message, const Now& now) {
 
 void Core::from_store(const Peer& store, const wire::Envelope& message, const Now& now) {
   if (message.number != wire::kv_put_done::number) return from_source(store, message, now);
-  if (const auto body = decode<wire::kv_put_done>(message)) writeback_.put_done(store, *body, now);
+  if (const auto body = decode<wire::kv_put_done>(message)) {
+    if (!repairs_.put_done(store, *body)) writeback_.put_done(store, *body, now);
+  }
 }
 
 void Core::from_source(const Peer& source, const wire::Envelope& message, const Now& now) {
   switch (message.number) {
     case wire::kv_read_done::number:
       if (const auto body = decode<wire::kv_read_done>(message)) {
-        fetches_.read_done(source, *body, now);
-        handovers_.page_sealed(now);
+        reads_.read_done(source, *body, now);
       }
       break;
     case wire::kv_read_cancelled::number:
-      if (const auto body = decode<wire::kv_read_cancelled>(message)) fetches_.read_cancelled(source, *body);
+      if (const auto body = decode<wire::kv_read_cancelled>(message)) reads_.read_cancelled(source, *body);
       break;
     default:
       ++counters_.ignored;
@@ -430,7 +442,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now&
   } else {
     pages_.pin(claim.pins, slot);
     pages_.seal(slot, message.parent, message.keys, message.crcs);
-    if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse);
+    if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse, now);
     handovers_.page_sealed(now);
   }
   if (claim.grants.empty() && claim.pins.slots.empty()) claims_.erase(found);
@@ -466,7 +478,7 @@ void Core::release(const Holder& holder, bool by_client) {
 // ---- Time ------------------------------------------------------------------------------------------------
 
 void Core::settle(const Now& now) {
-  fetches_.pump(now);
+  settle_reads(now);
   writeback_.pump(now);
   // A push that is over lets its owner start others.
   do {
@@ -481,20 +493,59 @@ void Core::settle(const Now& now) {
   } while (pushes_.waiting());
 }
 
+void Core::settle_reads(const Now& now) {
+  bool moved = true;
+  while (moved) {
+    reads_.pump(now);
+    moved = false;
+    for (const Reads::Progress& progress : reads_.take_progress()) {
+      moved = true;
+      if (progress.purpose == Reads::For::page) {
+        fetches_.read_progress(progress, now);
+      } else {
+        rebuilds_.read_progress(progress);
+      }
+    }
+    moved = rebuilds_.pump() || moved;
+    for (const Rebuilds::Progress& progress : rebuilds_.take_progress()) {
+      moved = true;
+      if (progress.repair != 0) {
+        repairs_.rebuild_progress(progress);
+      } else {
+        fetches_.rebuild_progress(progress, now);
+      }
+    }
+    if (PinSet released = rebuilds_.take_released(); !released.slots.empty()) {
+      moved = true;
+      fetches_.unpin(released);
+    }
+  }
+  if (fetches_.take_sealed()) handovers_.page_sealed(now);
+}
+
 void Core::on_pushed(std::uint64_t push, Code code, const Now& now) {
   pushes_.pushed(push, code);
   settle(now);
 }
 
 void Core::on_concealed(const Peer& peer, std::uint64_t transfer, const Now& now) {
-  if (!fetches_.concealed(peer, transfer)) handovers_.concealed(peer, transfer);
+  if (!reads_.concealed(peer, transfer)) handovers_.concealed(peer, transfer);
   settle(now);
 }
 
 void Core::on_time(const Now& now) {
   fetches_.on_time(now);
+  reads_.on_time(now);
+  for (const std::uint64_t lease : leases_.on_time(now)) {
+    fetches_.lease_over(lease, now);
+    rebuilds_.lease_over(lease);
+    repairs_.lease_over(lease);
+  }
+  repairs_.on_time(now);
   writeback_.on_time(now);
   handovers_.on_time(now);
+  // One at a time: a rebuild before a write-back, since somebody waits for it.
+  if (!rebuilds_.step()) static_cast<void>(writeback_.step(now));
   settle(now);
 }
 
@@ -527,7 +578,9 @@ void Core::flush(const Now& now) {
 
 Due Core::next_due() const {
   Due due = fetches_.next_due();
-  for (const Due& other : {writeback_.next_due(), handovers_.next_due()}) {
+  if (rebuilds_.has_step()) due.at_once();
+  for (const Due& other : {reads_.next_due(), leases_.next_due(), repairs_.next_due(), writeback_.next_due(),
+                           handovers_.next_due()}) {
     due.sooner_product(other.product);
     due.sooner_liveness(other.liveness);
   }
@@ -546,9 +599,13 @@ std::vector<Gauge> Core::gauges() const {
   std::uint64_t lingering = recovery_.pins();
   for (const auto& [client, pins] : lingering_) lingering += pins.slots.size();
   std::uint64_t quarantined = 0;
-  for (const auto& [slot, page] : pages_.all()) quarantined += page.state == PageState::quarantined ? 1 : 0;
+  std::uint64_t scratch = 0;
+  for (const auto& [slot, page] : pages_.all()) {
+    quarantined += page.state == PageState::quarantined ? 1 : 0;
+    scratch += page.state == PageState::scratch ? 1 : 0;
+  }
   return {
-      {"pins", claim_pins + lingering + fetches_.pins() + handovers_.pins() + pushes_.count()},
+      {"pins", claim_pins + lingering + fetches_.pins() + rebuilds_.pins() + handovers_.pins() + pushes_.count()},
       {"grants", grants},
       {"entries", entries_.used()},
       {"fetches", fetches_.fetches(FetchKind::fetch) + fetches_.fetches(FetchKind::expect)},
@@ -557,11 +614,14 @@ std::vector<Gauge> Core::gauges() const {
       {"reserved_bytes", handovers_.reserved_bytes()},
       {"holds", handovers_.sources()},
       {"plans", fetches_.plans()},
-      {"leases", fetches_.leases()},
-      {"reads", fetches_.reads()},
+      {"leases", leases_.count()},
+      {"reads", reads_.count()},
+      {"rebuilds", rebuilds_.count()},
+      {"repairs", repairs_.count()},
       {"pushes", pushes_.count()},
       {"serves", serves_.count()},
       {"quarantined_pages", quarantined},
+      {"scratch_pages", scratch},
       {"pending_writebacks", writeback_.pending()},
       {"used_bytes", pages_.bytes_total() - pages_.bytes_free() - pages_.bytes_evictable()},
   };
@@ -582,6 +642,7 @@ std::vector<Core::HolderRow> Core::holders() const {
 Status Core::check() const {
   const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
   std::map<std::uint32_t, std::uint32_t> pins;
+  std::set<std::uint32_t> scratch;
   std::set<std::uint32_t> grants;
   std::vector<Holder> holders = fetches_.holders();
   for (const auto& [holder, claim] : claims_) {
@@ -613,11 +674,17 @@ Status Core::check() const {
     if (page.rank_writes && !attached_.contains(*page.rank_writes))
       return broken("a page waits for a writer that is gone");
   }
-  DI_TRY(fetches_.check(pins));
-  DI_TRY(writeback_.check(pins));
+  std::set<std::uint64_t> reads;
+  std::map<std::uint64_t, std::size_t> leases;
+  DI_TRY(fetches_.check(pins, reads));
+  DI_TRY(rebuilds_.check(pins, scratch, reads, leases));
+  DI_TRY(repairs_.check(scratch, leases));
+  DI_TRY(reads_.check(reads, leases));
+  DI_TRY(leases_.check(leases));
+  DI_TRY(writeback_.check(pins, scratch));
   DI_TRY(handovers_.check(pins));
   DI_TRY(pushes_.check(pins));
-  DI_TRY(pages_.check(pins));
+  DI_TRY(pages_.check(pins, scratch));
   if (entries_.used() != fetches_.entries() + handovers_.seats())
     return broken("readiness entries are miscounted");
   return {};

@@ -9,7 +9,8 @@
 //
 // How a shell uses it: peers as they come and go, arena clients as they attach and detach, each message
 // that arrives; after a batch of those flush(), then everything in take_outgoing() is sent; messages
-// to self() come back through on_message(); a timer at next_due() calls on_time().
+// to self() come back through on_message(); a timer at next_due() calls on_time().  What takes long (the code of
+// a stripe) is done in steps: next_due() is in the past while there are more, and each on_time() does one.
 //
 // Owner: the loop thread of di-kvd.  Bounds: Options.
 #pragma once
@@ -25,10 +26,15 @@
 
 #include "host/fetch.h"
 #include "host/handover.h"
+#include "host/hedge.h"
+#include "host/lease.h"
 #include "host/pages.h"
 #include "host/port.h"
 #include "host/push.h"
+#include "host/read.h"
+#include "host/rebuild.h"
 #include "host/recover.h"
+#include "host/repair.h"
 #include "host/serve.h"
 #include "host/writeback.h"
 #include "wire/envelope.h"
@@ -51,7 +57,7 @@ struct CoreCounters {
   std::uint64_t deltas = 0;
 };
 
-class Core final : private Fetches::Peers, private Handovers::Peers {
+class Core final : private Peers, private Handovers::Peers {
  public:
   struct Options {
     Peer self;
@@ -60,6 +66,9 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
     std::size_t grants_max = 4096;       // pages in one kv_open
     std::size_t delta_pages_max = 4096;  // pages in one meta_arena_delta
     Fetches::Limits fetch;
+    Hedge::Limits hedge;
+    Rebuilds::Limits rebuild;
+    Repairs::Limits repair;
     Writeback::Limits writeback;
     Handovers::Limits handover;
     Pushes::Limits push;
@@ -102,6 +111,8 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   void on_pushed(std::uint64_t push, Code code, const Now& now);
   void on_concealed(const Peer& peer, std::uint64_t transfer, const Now& now);
   void on_time(const Now& now);
+  // The daemon is to stop: nothing waits for what may come later.
+  void hurry() { writeback_.hurry(); }
   // The end of a turn: what di-meta is told in one piece.
   void flush(const Now& now);
   [[nodiscard]] Due next_due() const;
@@ -112,6 +123,10 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   [[nodiscard]] bool idle() const;
   [[nodiscard]] const Pages& pages() const { return pages_; }
   [[nodiscard]] const Fetches& fetches() const { return fetches_; }
+  [[nodiscard]] const Reads& reads() const { return reads_; }
+  [[nodiscard]] const Hedge& hedge() const { return hedge_; }
+  [[nodiscard]] const Rebuilds& rebuilds() const { return rebuilds_; }
+  [[nodiscard]] const Repairs& repairs() const { return repairs_; }
   [[nodiscard]] const Writeback& writeback() const { return writeback_; }
   [[nodiscard]] const Handovers& handovers() const { return handovers_; }
   [[nodiscard]] const Pushes& pushes() const { return pushes_; }
@@ -163,6 +178,8 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   void release(const Holder& holder, bool by_client);
   void drop_client(const Peer& client);
   void settle(const Now& now);
+  // What reads and rebuilds have to tell.
+  void settle_reads(const Now& now);
   template <class M>
   std::optional<M> decode(const wire::Envelope& message);
 
@@ -171,7 +188,12 @@ class Core final : private Fetches::Peers, private Handovers::Peers {
   Outbox out_;
   kv::EntryPool entries_;
   Pages pages_;
+  Leases leases_;
+  Reads reads_;
+  Hedge hedge_;
+  Rebuilds rebuilds_;
   Fetches fetches_;
+  Repairs repairs_;
   Writeback writeback_;
   Pushes pushes_;
   Serves serves_;

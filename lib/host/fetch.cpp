@@ -7,9 +7,6 @@ namespace di::host {
 
 namespace {
 
-constexpr Duration lease_renew_min =
-    milliseconds(100);  // a lease shorter than 300 ms is an error of its giver
-
 Lost lost_of(std::uint16_t code) {
   switch (static_cast<Code>(code)) {
     case Code::corrupt:
@@ -36,14 +33,17 @@ Lost lost_of(std::uint16_t code) {
 
 }  // namespace
 
-Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, DataPort& data,
-                 const Peers& peers, Numbers& numbers, Outbox& out)
+Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
+                 Reads& reads, Rebuilds& rebuilds, Leases& leases, Hedge& hedge, Numbers& numbers, Outbox& out)
     : limits_(limits),
       pages_(pages),
       entries_(entries),
       port_(port),
-      data_(data),
       peers_(peers),
+      reads_(reads),
+      rebuilds_(rebuilds),
+      leases_(leases),
+      hedge_(hedge),
       numbers_(numbers),
       out_(out) {}
 
@@ -81,7 +81,7 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
   }
   if (kind == FetchKind::fetch) books_.matched += fetch.keys.size();
 
-  const Gap gap = extend(id, fetch, nullptr, now);
+  const Gap gap = extend(id, fetch, nullptr);
   if (kind == FetchKind::fetch) {
     counters_.arena_blocks += fetch.blocks;
     for (const Piece& piece : fetch.pieces) {
@@ -107,9 +107,11 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
   to_meta(tag_request(tag), question);
 }
 
-Fetches::Gap Fetches::extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan, const Now& now) {
+Fetches::Gap Fetches::extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan) {
   std::unordered_map<Key, std::size_t> planned;  // looked up only
+  Stripes stripes;
   if (plan != nullptr) {
+    stripes = stripes_of(*plan);
     for (std::size_t i = 0; i < plan->pages.size(); ++i) {
       for (const Key& key : plan->pages[i].keys) planned.try_emplace(key, i);
     }
@@ -125,7 +127,7 @@ Fetches::Gap Fetches::extend(FetchId id, Fetch& fetch, const wire::meta_planned*
     const wire::PlannedPage& page = plan->pages[found->second];
     const bool whole = !page.keys.empty() && page.keys.front() == fetch.keys[fetch.blocks];
     const Key parent = whole && fetch.blocks > 0 ? fetch.keys[fetch.blocks - 1] : Key{};
-    if (const Gap gap = add_read(fetch, page, parent, *plan, now); gap != Gap::none) return gap;
+    if (const Gap gap = add_filling(fetch, page, parent, *plan, stripes); gap != Gap::none) return gap;
   }
   return fetch.blocks == fetch.keys.size() ? Gap::none : Gap::absent;
 }
@@ -139,14 +141,9 @@ bool Fetches::add_piece(FetchId id, Fetch& fetch, const Piece& piece) {
   pages_.pin(fetch.pins, piece.slot);
   if (page.state == PageState::filling) {
     waiters_[piece.slot].push_back({id, static_cast<std::uint32_t>(fetch.pieces.size())});
-    // Somebody in more of a hurry joins: the read moves forward in its queue.
-    const std::uint64_t transfer = reading_.at(piece.slot);
-    Read& read = reads_.at(transfer);
-    if (read.state == ReadState::waiting && fetch.priority < read.message.priority) {
-      Window& window = windows_.at(read.source.instance);
-      window.waiting.erase({read.message.priority, transfer});
-      read.message.priority = fetch.priority;
-      window.waiting.insert({read.message.priority, transfer});
+    // Somebody in more of a hurry joins: its reads move forward in their queues.
+    for (const Part& part : fillings_.at(piece.slot).parts) {
+      if (part.transfer != 0) reads_.prioritise(part.transfer, fetch.priority);
     }
   }
   fetch.pieces.push_back(piece);
@@ -154,35 +151,99 @@ bool Fetches::add_piece(FetchId id, Fetch& fetch, const Piece& piece) {
   return true;
 }
 
-Fetches::Gap Fetches::add_read(const Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
-                               const wire::meta_planned& plan, const Now& now) {
+Fetches::Stripes Fetches::stripes_of(const wire::meta_planned& plan) {
+  Stripes stripes;
+  for (const wire::PlannedStripe& planned : plan.stripes) {
+    Result<std::shared_ptr<StripePlan>> made = StripePlan::of(pages_.layout(), planned);
+    if (!made) {
+      ++counters_.plans_malformed;
+      continue;
+    }
+    for (const wire::PlannedPage& page : plan.pages) {
+      const std::uint64_t index = page.page & 0xff;
+      if (page.page >> 8 == planned.stripe && index < (*made)->first_keys.size() && !page.keys.empty())
+        (*made)->first_keys[index] = page.keys.front();
+    }
+    const StripePlan& stripe = **made;
+    Planned& known = stripes[planned.stripe];
+    // To make a column costs no more reads when all the others come anyway.
+    const bool all_wanted = std::count(stripe.first_keys.begin(), stripe.first_keys.end(), Key{}) == 0;
+    const auto readable = static_cast<std::uint32_t>(
+        std::count_if(stripe.columns.begin(), stripe.columns.end(), [&](const wire::Column& column) {
+          return peers_.store_up(column.instance).has_value();
+        }));
+    if (all_wanted && readable > stripe.shape.data_stored())
+      known.spare = std::min(readable - stripe.shape.data_stored(), Rebuilds::hedge_reads_max);
+    known.stripe = *std::move(made);
+  }
+  return stripes;
+}
+
+Fetches::Gap Fetches::add_filling(const Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
+                                  const wire::meta_planned& plan, Stripes& stripes) {
   const kv::Layout& layout = pages_.layout();
-  if (page.page_blocks == 0 || page.page_blocks > layout.page_blocks() ||
-      page.keys.size() != page.page_blocks || page.crcs.size() != layout.groups()) {
+  const auto malformed = [&] {
     ++counters_.plans_malformed;
     return Gap::absent;
+  };
+  if (page.page_blocks == 0 || page.page_blocks > layout.page_blocks() ||
+      page.keys.size() != page.page_blocks || page.crcs.size() != layout.groups()) {
+    return malformed();
   }
-  // Without parity a page is its own column; a column elsewhere does not help.
-  Read read;
+  Filling filling;
+  filling.page = page.page;
+  filling.lease = plan.lease;
+  filling.priority = fetch.priority;
+  filling.index = static_cast<std::uint32_t>(page.page & 0xff);
+  filling.parts.resize(1);
+  filling.parts[0].column = static_cast<std::uint16_t>(filling.index);
+  const auto stripe = stripes.find(page.page >> 8);
+  if (stripe != stripes.end()) {
+    const kv::StripeShape& shape = stripe->second.stripe->shape;
+    if (filling.index >= shape.pages() || shape.page_blocks(filling.index) != page.page_blocks) return malformed();
+    filling.stripe = stripe->second.stripe;
+    filling.parts.resize(shape.parts());
+    for (std::uint32_t i = 0; i < shape.parts(); ++i)
+      filling.parts[i].column = static_cast<std::uint16_t>(filling.index * shape.parts() + i);
+  }
   Gap gap = Gap::absent;
+  std::vector<std::optional<Reads::Want>> wants(filling.parts.size());
   for (const wire::Column& column : page.columns) {
-    if (column.column != (page.page & 0xff)) continue;
-    gap = Gap::unreachable;
-    if (const std::optional<Peer> store = peers_.store_up(column.instance)) {
-      read.source = *store;
-      read.message.volume = column.volume;
-      read.message.column = column.column;
+    for (std::size_t i = 0; i < filling.parts.size(); ++i) {
+      // A column elsewhere does not help.
+      if (filling.parts[i].column != column.column) continue;
+      gap = Gap::unreachable;
+      if (const std::optional<Peer> store = peers_.store_up(column.instance)) {
+        wants[i].emplace();
+        wants[i]->source = *store;
+        wants[i]->message.volume = column.volume;
+        wants[i]->message.column = column.column;
+      }
     }
   }
-  // Not in the store (yet): out of the arena that has it.
-  for (const std::string& host : page.arenas) {
-    if (!read.source.instance.empty()) break;
-    if (const std::optional<Peer> arena = peers_.arena_up(host)) {
-      read.source = *arena;
-      read.arena = true;
+  if (std::count(wants.begin(), wants.end(), std::nullopt) > 0) {
+    // Not in the store (yet), or not all of it: out of the arena that has it, or made of other columns.
+    std::optional<Peer> arena;
+    for (const std::string& host : page.arenas) {
+      if (!arena) arena = peers_.arena_up(host);
+    }
+    if (arena) {
+      filling.arena = true;
+      filling.stripe = nullptr;
+      filling.parts.resize(1);
+      wants.assign(1, Reads::Want{});
+      wants[0]->source = *arena;
+      wants[0]->arena = true;
+    } else if (!filling.stripe || filling.stripe->shape.parity_columns() == 0) {
+      return gap;
+    } else {
+      const auto& columns = filling.stripe->columns;
+      const auto readable = std::count_if(columns.begin(), columns.end(), [&](const wire::Column& column) {
+        return peers_.store_up(column.instance).has_value();
+      });
+      if (readable < filling.stripe->shape.data_stored()) return Gap::unreachable;
     }
   }
-  if (read.source.instance.empty()) return gap;
   if (fetch.kind() == FetchKind::prefetch &&
       prefetch_bytes_ + pages_.room_bytes(page.page_blocks) > pages_.bytes_total() / limits_.prefetch_share) {
     return Gap::no_room;
@@ -193,48 +254,72 @@ Fetches::Gap Fetches::add_read(const Fetch& fetch, const wire::PlannedPage& page
   const std::uint32_t slot = slots->front();
   pages_.announce(slot, parent, page.keys, page.crcs, true);
 
-  const std::uint64_t transfer = numbers_.transfer++;
-  read.remote = peers_.remote(read.source);
-  read.key = page.keys.front();
-  read.page = page.page;
-  read.lease = plan.lease;
-  read.message.transfer = transfer;
-  read.message.stripe = page.page >> 8;
-  read.message.page_blocks = page.page_blocks;
-  read.message.slot = pages_.ref({slot, 0, page.page_blocks, 0});
-  read.message.priority = fetch.priority;
-  reading_.emplace(slot, transfer);
-  windows_[read.source.instance].waiting.insert({read.message.priority, transfer});
-  reads_.emplace(transfer, std::move(read));
-  if (plan.lease != 0) {
-    Lease& lease = leases_[plan.lease];
-    if (lease.reads.empty()) {
-      lease.every = std::max<Duration>(Duration(milliseconds(plan.ttl_ms)) / 3, lease_renew_min);
-      lease.renew_at = now.liveness + lease.every;
-      lease.cap = now.liveness + limits_.lease_cap;
+  Filling& added = fillings_.emplace(slot, std::move(filling)).first->second;
+  bool whole = true;
+  for (std::uint32_t i = 0; i < added.parts.size(); ++i) {
+    Part& part = added.parts[i];
+    if (wants[i] && added.stripe && stripe->second.spare > 0 &&
+        hedge_.skip({wants[i]->source.instance, wants[i]->message.volume}, added.stripe->sources)) {
+      --stripe->second.spare;
+      part.skipped = true;
+    } else if (wants[i]) {
+      wants[i]->key = page.keys.front();
+      start_read(slot, i, *wants[i]);
+      continue;
     }
-    lease.reads.insert(transfer);
+    part.missing = true;
+    whole = false;
   }
+  if (!whole) rebuilds_.add(added.stripe, slot, added.index, parts_of(added), added.priority, added.lease);
   if (fetch.kind() == FetchKind::prefetch) counters_.prefetched_blocks += page.page_blocks;
   return Gap::none;
 }
 
+void Fetches::start_read(std::uint32_t slot, std::uint32_t part, Reads::Want want) {
+  Filling& filling = fillings_.at(slot);
+  Part& read = filling.parts[part];
+  const std::uint32_t blocks = pages_.at(slot).blocks;
+  want.lease = filling.lease;
+  want.message.stripe = filling.page >> 8;
+  want.message.page_blocks = blocks;
+  want.message.slot = pages_.ref({slot, 0, blocks, 0});
+  want.message.priority = filling.priority;
+  if (!filling.arena) {
+    hedge_.asked({want.source.instance, want.message.volume});
+    if (filling.stripe && filling.stripe->shape.parity_columns() > 0)
+      read.late_after = hedge_.late_after(column_bytes(filling, read, blocks), filling.stripe->sources);
+  }
+  read.transfer = reads_.start(want);
+  by_transfer_.emplace(read.transfer, PartName{slot, part});
+}
+
+std::uint64_t Fetches::column_bytes(const Filling& filling, const Part& part, std::uint32_t blocks) const {
+  return filling.stripe ? filling.stripe->shape.column_bytes(part.column) : pages_.layout().page_bytes(blocks);
+}
+
+std::vector<Rebuilds::Part> Fetches::parts_of(const Filling& filling) const {
+  std::vector<Rebuilds::Part> parts;
+  for (const Part& part : filling.parts) parts.push_back({part.groups, part.missing, part.skipped});
+  return parts;
+}
+
 void Fetches::planned(std::uint64_t tag, const wire::meta_planned& plan, const Now& now) {
+  leases_.hold(plan.lease, plan.ttl_ms, now);
   const auto found = plans_.find(tag);
   if (found != plans_.end()) {
     const FetchId id = found->second.fetch;
     plans_.erase(found);
     settle_plan(id, &plan, Gap::none, now);
   }
-  // Nothing is read under it: the fetch is gone, or needs only what the arena has.
-  if (plan.lease != 0 && !leases_.contains(plan.lease)) release_leases({plan.lease});
+  // Given back when nothing is read under it: the fetch is gone, or needs only what the arena has.
+  leases_.drop(plan.lease);
 }
 
 void Fetches::settle_plan(FetchId id, const wire::meta_planned* plan, Gap missing, const Now& now) {
   Fetch& fetch = fetches_.at(id);
   DI_ASSERT(fetch.state == FetchState::planning);
   fetch.plan = 0;
-  const Gap gap = extend(id, fetch, plan, now);
+  const Gap gap = extend(id, fetch, plan);
   if (plan != nullptr) missing = gap;
   fetch.state = FetchState::filling;
   fetch.active = static_cast<std::uint32_t>(fetch.pieces.size());
@@ -399,92 +484,13 @@ void Fetches::unpin(PinSet& pins) {
   const std::vector<std::uint32_t> slots = pins.slots;
   pages_.unpin(pins);
   for (const std::uint32_t slot : slots) {
-    const auto reading = reading_.find(slot);
-    if (reading == reading_.end()) continue;
-    const std::uint64_t transfer = reading->second;
-    Read& read = reads_.at(transfer);
-    if (read.state == ReadState::cancelling || pages_.at(slot).pins > 0) continue;
-    ++counters_.reads_cancelled;
-    if (read.state == ReadState::waiting) {
-      end_read(transfer);
-    } else {
-      cancel_read(transfer, read);
-    }
+    if (!fillings_.contains(slot) || pages_.at(slot).pins > 0) continue;
+    end_filling(slot);
     pages_.spoil(slot);
   }
 }
 
-void Fetches::read_done(const Peer& source, const wire::kv_read_done& done, const Now& now) {
-  const auto found = reads_.find(done.transfer);
-  if (found == reads_.end() || found->second.source != source ||
-      found->second.state == ReadState::waiting)
-    return;
-  Read& read = found->second;
-  const std::uint64_t transfer = found->first;
-  const std::uint32_t slot = read.message.slot.slot;
-  const std::uint32_t groups = pages_.layout().groups();
-  const bool last = done.code != 0 || done.group + 1 == groups;
-  if (read.state == ReadState::cancelling) {
-    if (last && !read.remote) finish_read(transfer);
-    return;
-  }
-  read.deadline = now.liveness + limits_.read_wait;
-  if (done.code != 0) {
-    ++counters_.reads_failed;
-    tell_read_failed(read, static_cast<Code>(done.code));
-    end_read(transfer);
-    page_failed(slot, lost_of(done.code), now);
-    return;
-  }
-  if (done.group >= groups) {
-    ++counters_.reads_failed;
-    cancel_read(transfer, read);
-    page_failed(slot, Lost::timeout, now);
-    return;
-  }
-  if (read.remote) data_.see_arrivals();
-  while (true) {
-    const Page& page = pages_.at(slot);
-    const std::uint32_t group = page.groups;
-    if (page.state == PageState::sealed || group > done.group) break;
-    if (!pages_.verify_next(slot)) {
-      ++counters_.reads_corrupt;
-      tell_read_failed(read, Code::corrupt);
-      if (last) {
-        end_read(transfer);
-      } else {
-        cancel_read(transfer, read);
-      }
-      page_failed(slot, Lost::checksum, now);
-      return;
-    }
-    counters_.read_bytes += pages_.layout().segment_bytes(group, page.blocks);
-    page_moved(slot, group, now);
-  }
-  if (last) end_read(transfer);
-}
-
-void Fetches::read_cancelled(const Peer& source, const wire::kv_read_cancelled& cancelled) {
-  const auto found = reads_.find(cancelled.transfer);
-  if (found == reads_.end() || found->second.source != source ||
-      found->second.state != ReadState::cancelling || found->second.remote) {
-    return;
-  }
-  finish_read(found->first);
-}
-
-bool Fetches::concealed(const Peer& source, std::uint64_t transfer) {
-  const auto found = reads_.find(transfer);
-  if (found == reads_.end() || found->second.source != source) return false;
-  // One that is still under way hears of its end from its source, or from read_wait.
-  if (found->second.state == ReadState::cancelling && found->second.remote) finish_read(transfer);
-  return true;
-}
-
 void Fetches::meta_lost(const Now& now) {
-  // Its successor knows none of these leases; the stores free nothing while no directory tells them to.
-  for (auto& [transfer, read] : reads_) read.lease = 0;
-  leases_.clear();
   const std::map<std::uint64_t, Plan> plans = std::exchange(plans_, {});
   for (const auto& [tag, plan] : plans) {
     ++counters_.plans_failed;
@@ -492,50 +498,225 @@ void Fetches::meta_lost(const Now& now) {
   }
 }
 
-void Fetches::source_lost(const Peer& source, const Now& now) {
-  const bool maps = peers_.attached(source);
-  std::vector<std::uint64_t> mine;
-  for (const auto& [transfer, read] : reads_) {
-    if (read.source == source) mine.push_back(transfer);
+// ---- Pages that come -------------------------------------------------------------------------------------
+
+void Fetches::read_progress(const Reads::Progress& progress, const Now& now) {
+  const auto named = by_transfer_.find(progress.transfer);
+  if (named == by_transfer_.end()) return;
+  const auto [slot, number] = named->second;
+  Filling& filling = fillings_.at(slot);
+  Part& part = filling.parts[number];
+  if (progress.code != Code::ok) {
+    by_transfer_.erase(named);
+    part.transfer = 0;
+    if (!filling.arena) reads_.report(filling.page, part.column, progress.code);
+    return part_lost(slot, number, lost_of(static_cast<std::uint16_t>(progress.code)), now);
   }
-  for (const std::uint64_t transfer : mine) {
-    Read& read = reads_.at(transfer);
-    const std::uint32_t slot = read.message.slot.slot;
-    const bool failed = read.state != ReadState::cancelling;
-    if (failed) ++counters_.reads_failed;
-    if (read.state == ReadState::waiting || !maps || read.remote) {
-      end_read(transfer);
-    } else {
-      // It may be frozen in the middle of a write: the slot waits until the process lets go.
-      if (read.counted) --windows_.at(source.instance).outstanding;
-      read.counted = false;
-      read.state = ReadState::cancelling;
-      read.deadline = instant_never;
+  part.groups = progress.groups;
+  if (rebuilds_.has(slot)) rebuilds_.part_moved(slot, number, progress.groups);
+  const bool missing = std::any_of(filling.parts.begin(), filling.parts.end(), [](const Part& p) { return p.missing; });
+  if (!missing) verify(slot, now);
+  // What was wrong was given up.
+  if (!progress.over || !by_transfer_.contains(progress.transfer)) return;
+  if (const auto read = reads_.view(progress.transfer); read && !filling.arena) {
+    hedge_.came({read->source.instance, read->message.volume},
+                column_bytes(filling, part, read->message.page_blocks), progress.took);
+  }
+  by_transfer_.erase(progress.transfer);
+  part.transfer = 0;
+  reads_.take(progress.transfer);
+  if (pages_.at(slot).state != PageState::sealed) return;
+  sealed_ = true;
+  end_filling(slot);
+}
+
+void Fetches::verify(std::uint32_t slot, const Now& now) {
+  const Filling& filling = fillings_.at(slot);
+  while (true) {
+    const Page& page = pages_.at(slot);
+    const std::uint32_t group = page.groups;
+    if (page.state == PageState::sealed) return;
+    for (const Part& part : filling.parts) {
+      if (part.groups <= group) return;
     }
-    if (failed) page_failed(slot, Lost::timeout, now);
+    if (!pages_.verify_next(slot)) break;
+    counters_.read_bytes += pages_.layout().segment_bytes(group, page.blocks);
+    page_moved(slot, group, now);
+  }
+  const Page& page = pages_.at(slot);
+  std::vector<std::uint32_t> wrong;
+  for (std::uint32_t i = 0; i < filling.parts.size(); ++i) {
+    if (filling.parts.size() == 1) {
+      wrong.push_back(i);
+      continue;
+    }
+    const std::uint16_t column = filling.parts[i].column;
+    const kv::StripeShape& shape = filling.stripe->shape;
+    const std::uint64_t bytes = shape.segment_bytes(column, page.groups);
+    if (bytes == 0) continue;
+    const std::uint64_t offset = page.place.offset + shape.page_offset(column, page.groups);
+    if (port_.segment_crc(offset, bytes) != filling.stripe->crc(column, page.groups)) wrong.push_back(i);
+  }
+  // Every part is what the plan says, and the page is not: the plan contradicts itself.
+  if (wrong.empty()) return page_failed(slot, Lost::checksum, now);
+  for (const std::uint32_t i : wrong) {
+    const auto found = fillings_.find(slot);
+    if (found == fillings_.end()) return;
+    Part& part = found->second.parts[i];
+    ++counters_.columns_corrupt;
+    if (!found->second.arena) reads_.report(found->second.page, part.column, Code::corrupt);
+    if (part.transfer != 0) {
+      by_transfer_.erase(part.transfer);
+      reads_.give_up(std::exchange(part.transfer, 0));
+    }
+    part_lost(slot, i, Lost::checksum, now);
   }
 }
 
-void Fetches::source_returned(const Peer& source) {
-  for (const auto& [transfer, read] : reads_) {
-    if (read.source == source && read.state == ReadState::cancelling && !read.remote)
-      to_source(read, wire::kv_read_cancel{transfer});
+void Fetches::part_lost(std::uint32_t slot, std::uint32_t part, Lost why, const Now& now) {
+  Filling& filling = fillings_.at(slot);
+  if (rebuilds_.has(slot)) {
+    give_up_late(slot, now);
+  } else {
+    filling.why = why;
+    for (Part& other : filling.parts) other.late = false;
+  }
+  filling.parts[part].missing = true;
+  if (!filling.stripe || filling.stripe->shape.parity_columns() == 0) return page_failed(slot, why, now);
+  if (rebuilds_.has(slot)) {
+    rebuilds_.part_missing(slot, part);
+  } else {
+    rebuilds_.add(filling.stripe, slot, filling.index, parts_of(filling), filling.priority, filling.lease);
   }
 }
 
-void Fetches::source_detached(const Peer& source, const Now& now) {
-  std::vector<std::uint64_t> mine;
-  for (const auto& [transfer, read] : reads_) {
-    if (read.source == source && read.state != ReadState::waiting && !read.remote) mine.push_back(transfer);
+void Fetches::rebuild_progress(const Rebuilds::Progress& progress, const Now& now) {
+  const std::uint32_t slot = progress.slot;
+  const auto found = fillings_.find(slot);
+  if (found == fillings_.end()) return;
+  switch (progress.kind) {
+    case Rebuilds::Progress::Kind::group: {
+      const Page& page = pages_.at(slot);
+      counters_.read_bytes += pages_.layout().segment_bytes(progress.group, page.blocks);
+      page_moved(slot, progress.group, now);
+      if (page.state != PageState::sealed) return;
+      ++counters_.pages_rebuilt;
+      sealed_ = true;
+      return end_filling(slot);
+    }
+    case Rebuilds::Progress::Kind::failed:
+      return page_failed(slot, found->second.why, now);
+    case Rebuilds::Progress::Kind::unskip:
+      if (!read_skipped(slot)) page_failed(slot, found->second.why, now);
+      return;
+    case Rebuilds::Progress::Kind::decodable:
+      ++counters_.hedges_won;
+      return give_up_late(slot, now);
   }
-  for (const std::uint64_t transfer : mine) {
-    const Read& read = reads_.at(transfer);
-    const std::uint32_t slot = read.message.slot.slot;
-    const bool failed = read.state == ReadState::reading;
-    if (failed) ++counters_.reads_failed;
-    finish_read(transfer);
-    if (failed) page_failed(slot, Lost::timeout, now);
+}
+
+bool Fetches::read_skipped(std::uint32_t slot) {
+  Filling& filling = fillings_.at(slot);
+  bool some = false;
+  bool whole = true;
+  for (std::uint32_t i = 0; i < filling.parts.size(); ++i) {
+    Part& part = filling.parts[i];
+    if (!part.missing) continue;
+    if (std::exchange(part.skipped, false)) {
+      const auto& columns = filling.stripe->columns;
+      const auto column = std::find_if(columns.begin(), columns.end(),
+                                       [&](const wire::Column& c) { return c.column == part.column; });
+      const std::optional<Peer> store =
+          column == columns.end() ? std::nullopt : peers_.store_up(column->instance);
+      if (store) {
+        Reads::Want want;
+        want.source = *store;
+        want.message.volume = column->volume;
+        want.message.column = column->column;
+        part.missing = false;
+        start_read(slot, i, want);
+        some = true;
+        continue;
+      }
+    }
+    whole = false;
   }
+  if (some && !whole)
+    rebuilds_.add(filling.stripe, slot, filling.index, parts_of(filling), filling.priority, filling.lease);
+  return some;
+}
+
+// ---- Late columns ----------------------------------------------------------------------------------------
+
+Instant Fetches::late_at(const Filling& filling) const {
+  Instant at = instant_never;
+  if (filling.hedged || !filling.stripe) return at;
+  for (const Part& part : filling.parts) {
+    if (part.missing) return instant_never;  // it is being rebuilt
+    if (part.transfer == 0 || part.late_after == Hedge::duration_never) continue;
+    const auto read = reads_.view(part.transfer);
+    if (read && read->begun) at = std::min(at, read->since + part.late_after);
+  }
+  return at;
+}
+
+void Fetches::hedge(std::uint32_t slot, const Now& now) {
+  Filling& filling = fillings_.at(slot);
+  filling.hedged = true;
+  std::vector<std::uint32_t> late;
+  std::vector<Rebuilds::Part> parts = parts_of(filling);
+  for (std::uint32_t i = 0; i < parts.size(); ++i) {
+    const Part& part = filling.parts[i];
+    if (part.transfer == 0 || part.late_after == Hedge::duration_never) continue;
+    const auto read = reads_.view(part.transfer);
+    if (!read || !read->begun || read->since + part.late_after > now.liveness) continue;
+    parts[i].missing = true;
+    late.push_back(i);
+  }
+  const auto count = static_cast<std::uint32_t>(late.size());
+  if (count == 0 || !hedge_.hedge(count)) return;
+  if (!rebuilds_.hedge(filling.stripe, slot, filling.index, std::move(parts), filling.priority, filling.lease)) {
+    return hedge_.refund(count);
+  }
+  for (const std::uint32_t i : late) filling.parts[i].late = true;
+  ++counters_.hedges;
+}
+
+void Fetches::give_up_late(std::uint32_t slot, const Now& now) {
+  Filling& filling = fillings_.at(slot);
+  for (std::uint32_t i = 0; i < filling.parts.size(); ++i) {
+    Part& part = filling.parts[i];
+    if (!part.late || part.missing || part.transfer == 0) continue;
+    if (const auto read = reads_.view(part.transfer)) {
+      hedge_.gave_up({read->source.instance, read->message.volume},
+                     column_bytes(filling, part, read->message.page_blocks), now.liveness - read->since);
+    }
+    by_transfer_.erase(part.transfer);
+    reads_.give_up(std::exchange(part.transfer, 0));
+    part.missing = true;
+    rebuilds_.part_missing(slot, i);
+  }
+}
+
+void Fetches::end_filling(std::uint32_t slot) {
+  const auto found = fillings_.find(slot);
+  const Filling over = std::move(found->second);
+  fillings_.erase(found);
+  for (const Part& part : over.parts) {
+    if (part.transfer == 0) continue;
+    by_transfer_.erase(part.transfer);
+    reads_.give_up(part.transfer);
+  }
+  rebuilds_.drop(slot);
+}
+
+void Fetches::lease_over(std::uint64_t lease, const Now& now) {
+  std::vector<std::uint32_t> over;
+  for (const auto& [slot, filling] : fillings_) {
+    if (filling.lease == lease) over.push_back(slot);
+  }
+  // The stripe may be freed under it from now on.
+  for (const std::uint32_t slot : over) page_failed(slot, Lost::timeout, now);
 }
 
 void Fetches::page_moved(std::uint32_t slot, std::uint32_t group, const Now& now) {
@@ -553,6 +734,8 @@ void Fetches::page_moved(std::uint32_t slot, std::uint32_t group, const Now& now
 }
 
 void Fetches::page_failed(std::uint32_t slot, Lost why, const Now& now) {
+  ++counters_.pages_failed;
+  end_filling(slot);
   pages_.spoil(slot);
   const auto found = waiters_.find(slot);
   if (found == waiters_.end()) return;
@@ -567,104 +750,6 @@ void Fetches::page_failed(std::uint32_t slot, Lost why, const Now& now) {
       fetch.failed_block = block;
       fetch.failed_why = why;
     }
-  }
-}
-
-void Fetches::end_read(std::uint64_t transfer) {
-  const auto found = reads_.find(transfer);
-  DI_ASSERT(found != reads_.end());
-  Read& read = found->second;
-  if (!read.remote || read.state == ReadState::waiting) return finish_read(transfer);
-  if (read.state == ReadState::cancelling) return;  // concealed is on its way
-  const Peer source = read.source;
-  if (pages_.at(read.message.slot.slot).state == PageState::sealed) {
-    finish_read(transfer);
-  } else {
-    read.state = ReadState::cancelling;
-    read.deadline = instant_never;
-  }
-  data_.conceal(source, transfer);
-}
-
-void Fetches::finish_read(std::uint64_t transfer) {
-  const auto found = reads_.find(transfer);
-  DI_ASSERT(found != reads_.end());
-  const Read read = std::move(found->second);
-  reads_.erase(found);
-  const std::uint32_t slot = read.message.slot.slot;
-  reading_.erase(slot);
-  // A cancelled read of a lost source is in no window any more.
-  if (read.state == ReadState::waiting || read.counted) {
-    Window& window = windows_.at(read.source.instance);
-    if (read.state == ReadState::waiting) window.waiting.erase({read.message.priority, transfer});
-    if (read.counted) --window.outstanding;
-    if (window.waiting.empty() && window.outstanding == 0) windows_.erase(read.source.instance);
-  }
-  if (read.lease != 0) {
-    const auto lease = leases_.find(read.lease);
-    DI_ASSERT(lease != leases_.end());
-    lease->second.reads.erase(transfer);
-    if (lease->second.reads.empty()) {
-      leases_.erase(lease);
-      release_leases({read.lease});
-    }
-  }
-  if (pages_.at(slot).state != PageState::sealed) pages_.peer_writes(slot, false);
-}
-
-void Fetches::cancel_read(std::uint64_t transfer, Read& read) {
-  read.state = ReadState::cancelling;
-  read.deadline = instant_never;
-  to_source(read, wire::kv_read_cancel{transfer});
-  if (read.remote) data_.conceal(read.source, transfer);
-}
-
-void Fetches::tell_read_failed(const Read& read, Code code) {
-  if (read.arena || (code != Code::corrupt && code != Code::not_found && code != Code::io)) return;
-  wire::meta_read_failed failed;
-  failed.page = read.page;
-  failed.column = read.message.column;
-  failed.code = static_cast<std::uint16_t>(code);
-  to_meta({}, failed);
-}
-
-void Fetches::release_leases(std::vector<std::uint64_t> leases) {
-  to_meta({}, wire::meta_release{std::move(leases)});
-}
-
-void Fetches::pump(const Now& now) {
-  // A read that cannot begin fails, and that may change the windows.
-  std::vector<std::uint64_t> refused;
-  for (auto& [instance, window] : windows_) {
-    while (window.outstanding < limits_.reads_per_source && !window.waiting.empty()) {
-      const std::uint64_t transfer = window.waiting.begin()->second;
-      Read& read = reads_.at(transfer);
-      const wire::SlotRef& slot = read.message.slot;
-      if (read.remote && !data_.expose(read.source, transfer, transfer::Access::write,
-                                       {{slot.slot, slot.generation}})) {
-        refused.push_back(transfer);
-        break;  // of this source: the table of exposures is full
-      }
-      window.waiting.erase(window.waiting.begin());
-      read.state = ReadState::reading;
-      read.counted = true;
-      read.deadline = now.liveness + limits_.read_wait;
-      ++window.outstanding;
-      ++counters_.reads;
-      pages_.peer_writes(slot.slot, true);
-      if (!read.arena) {
-        to_source(read, read.message);
-        continue;
-      }
-      ++counters_.arena_reads;
-      to_source(read, wire::arena_read{transfer, read.key, slot.page_blocks, slot, read.message.priority});
-    }
-  }
-  for (const std::uint64_t transfer : refused) {
-    const std::uint32_t slot = reads_.at(transfer).message.slot.slot;
-    ++counters_.reads_failed;
-    end_read(transfer);
-    page_failed(slot, Lost::timeout, now);
   }
 }
 
@@ -705,47 +790,11 @@ void Fetches::on_time(const Now& now) {
     }
   }
 
-  due.clear();
-  for (const auto& [transfer, read] : reads_) {
-    if (read.deadline <= now.liveness) due.push_back(transfer);
+  std::vector<std::uint32_t> late;
+  for (const auto& [slot, filling] : fillings_) {
+    if (late_at(filling) <= now.liveness) late.push_back(slot);
   }
-  for (const std::uint64_t transfer : due) {
-    Read& read = reads_.at(transfer);
-    ++counters_.reads_failed;
-    cancel_read(transfer, read);
-    page_failed(read.message.slot.slot, Lost::timeout, now);
-  }
-
-  wire::meta_renew renew;
-  due.clear();
-  for (auto& [number, lease] : leases_) {
-    if (lease.cap <= now.liveness) {
-      due.insert(due.end(), lease.reads.begin(), lease.reads.end());
-    } else if (lease.renew_at <= now.liveness) {
-      renew.leases.push_back(number);
-      lease.renew_at = now.liveness + lease.every;
-    }
-  }
-  if (!renew.leases.empty()) to_meta({}, renew);
-  for (const std::uint64_t transfer : due) {
-    // The stripe may be freed under it from now on.
-    Read& read = reads_.at(transfer);
-    const std::uint32_t slot = read.message.slot.slot;
-    const bool failed = read.state != ReadState::cancelling;
-    if (failed) ++counters_.reads_failed;
-    if (read.state == ReadState::reading) cancel_read(transfer, read);
-    if (read.lease != 0) {
-      const std::uint64_t number = std::exchange(read.lease, 0);
-      Lease& lease = leases_.at(number);
-      lease.reads.erase(transfer);
-      if (lease.reads.empty()) {
-        leases_.erase(number);
-        release_leases({number});
-      }
-    }
-    if (read.state == ReadState::waiting) end_read(transfer);
-    if (failed) page_failed(slot, Lost::timeout, now);
-  }
+  for (const std::uint32_t slot : late) hedge(slot, now);
 
   if (limits_.fetch_delay > Duration(0)) {
     for (auto& [id, fetch] : fetches_) advance(fetch, now);
@@ -763,11 +812,7 @@ Due Fetches::next_due() const {
       due.sooner_product(fetch.started + limits_.fetch_delay * (fetch.shown_groups + 1));
     }
   }
-  for (const auto& [transfer, read] : reads_) due.sooner_liveness(read.deadline);
-  for (const auto& [number, lease] : leases_) {
-    due.sooner_liveness(lease.renew_at);
-    due.sooner_liveness(lease.cap);
-  }
+  for (const auto& [slot, filling] : fillings_) due.sooner_liveness(late_at(filling));
   return due;
 }
 
@@ -793,7 +838,7 @@ std::vector<Holder> Fetches::holders() const {
   return all;
 }
 
-Status Fetches::check(std::map<std::uint32_t, std::uint32_t>& pins) const {
+Status Fetches::check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<std::uint64_t>& reads) const {
   const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
   std::uint64_t open = 0;
   std::uint64_t held = 0;
@@ -850,39 +895,29 @@ Status Fetches::check(std::map<std::uint32_t, std::uint32_t>& pins) const {
   if (books_.fetched != books_.swapped + books_.unused + held)
     return broken("fetched is not swapped plus unused");
 
-  std::map<std::string, std::uint32_t> outstanding;
-  std::map<std::uint64_t, std::size_t> under_lease;
-  for (const auto& [transfer, read] : reads_) {
-    const std::uint32_t slot = read.message.slot.slot;
-    const auto back = reading_.find(slot);
-    if (back == reading_.end() || back->second != transfer) return broken("a read has lost its slot");
-    const Page* page = pages_.find(slot, read.message.slot.generation);
-    if (page == nullptr) return broken("a slot was reused while somebody may write into it");
-    const PageState wanted =
-        read.state == ReadState::cancelling ? PageState::quarantined : PageState::filling;
-    if (page->state != wanted) return broken("state of a page and its read disagree");
-    if (page->peer_writes != (read.state != ReadState::waiting)) return broken("who writes a page is wrong");
-    if (wanted == PageState::filling && page->pins == 0) return broken("a page is read for nobody");
-    if (read.counted) ++outstanding[read.source.instance];
-    if (read.lease != 0) ++under_lease[read.lease];
+  std::size_t transfers = 0;
+  for (const auto& [slot, filling] : fillings_) {
+    const Page& page = pages_.at(slot);
+    if (page.state != PageState::filling) return broken("state of a page and its filling disagree");
+    if (page.pins == 0) return broken("a page comes for nobody");
+    bool missing = false;
+    for (const Part& part : filling.parts) {
+      missing = missing || part.missing;
+      if (part.transfer == 0) continue;
+      ++transfers;
+      reads.insert(part.transfer);
+      if (!by_transfer_.contains(part.transfer)) return broken("a read has lost its page");
+    }
+    if (missing && !rebuilds_.has(slot)) return broken("a page lacks columns that nobody makes");
   }
-  if (reading_.size() != reads_.size()) return broken("a slot has no read");
+  if (transfers != by_transfer_.size()) return broken("a read has no page");
   for (const auto& [slot, page] : pages_.all()) {
-    if (page.state == PageState::filling && page.indexed && !reading_.contains(slot)) {
+    if (page.state == PageState::filling && page.indexed && !fillings_.contains(slot)) {
       return broken("a page is awaited that nobody reads");
     }
   }
-  for (const auto& [instance, window] : windows_) {
-    if (window.outstanding != outstanding[instance] || window.outstanding > limits_.reads_per_source) {
-      return broken("the window of a source is miscounted");
-    }
-  }
-  for (const auto& [number, lease] : leases_) {
-    if (lease.reads.empty() || lease.reads.size() != under_lease[number])
-      return broken("a lease outlives its reads");
-  }
   for (const auto& [slot, waiters] : waiters_) {
-    if (!reading_.contains(slot)) return broken("a fetch waits for a page that does not come");
+    if (!fillings_.contains(slot)) return broken("a fetch waits for a page that does not come");
     for (const Waiter& waiter : waiters) {
       const auto fetch = fetches_.find(waiter.fetch);
       if (fetch == fetches_.end() || fetch->second.pieces[waiter.piece].slot != slot) {

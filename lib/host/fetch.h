@@ -14,26 +14,25 @@
 // Complete counts what is verified; kv.fetch_delay_ms holds back only what is shown.  A fetch keeps its
 // pins until it is released, also of pages behind a failed block: a reader may still be copying.
 //
-// A read, one per page that comes from the store or from another host's arena; every fetch of its keys
-// shares it.  Its source is here, and maps this arena, or it is remote, and reaches the slot through the
-// data plane for as long as the transfer is exposed:
+// A filling, one per page that comes from the store or from another host's arena; every fetch of its keys
+// shares it.  From the store it is read as one column or as its parts (kv/stripe.h), each by a read
+// (host/read.h):
 //   state       event                                            next
-//   waiting     the source has room in its window                reading; exposed; kv_read or arena_read
-//   waiting     nobody wants the page, the source is lost        (none)
-//   reading     kv_read_done, more groups to come                reading; each group verified
-//   reading     kv_read_done with the last group, all verified   (none); concealed
-//   reading     kv_read_done with a failure, or wrong checksum   (none) when it is here and ended, else
-//               in the last group                                cancelling
-//   reading     wrong checksum, silent for read_wait, unwanted   cancelling; kv_read_cancel, page in
-//                                                                quarantine
-//   reading     the source is lost                               cancelling while it maps the arena or is
-//                                                                exposed, else (none)
-//   cancelling  remote: concealed                                (none)
-//   cancelling  here: kv_read_cancelled, kv_read_done as above, or its process let go of the arena: (none);
-//               the same store is back: kv_read_cancel again
-//
-// A lease lives as long as a read that was planned under it; it is renewed every third of its life, at
-// most for lease_cap.
+//   (none)      a plan says where every column is                coming; a read per column
+//   (none)      some columns cannot be read, others make them    rebuilding; a read per column that can
+//   coming      a group of every column came and is right        coming; shown to the fetches
+//   coming      the last one                                     (none), sealed
+//   coming      a column fails, has wrong bytes, its store is    rebuilding (host/rebuild.h), where parity is;
+//               lost                                             else (none), failed
+//   rebuilding  a group is made and right                        rebuilding; shown to the fetches
+//   rebuilding  the last one                                     (none), sealed
+//   rebuilding  more columns are missing than can be made        rebuilding, with those that were skipped read;
+//                                                                else (none), failed
+//   coming      a column is late, and a hedge could make it      rebuilding; the late read is given up
+//   any         nobody wants the page, its lease is over         (none), failed
+// A page that failed is in quarantine while somebody may write into it.  A column on a slow store is skipped,
+// which is to say that it counts as one that cannot be read, where others make it at no more reads; one that is
+// late is hedged (host/hedge.h), once.
 //
 // Owner: the core of a di-kvd host.  Bounds: Limits; pages by the arena, entries by the index page.
 #pragma once
@@ -49,8 +48,12 @@
 #include <utility>
 #include <vector>
 
+#include "host/hedge.h"
+#include "host/lease.h"
 #include "host/pages.h"
 #include "host/port.h"
+#include "host/read.h"
+#include "host/rebuild.h"
 #include "kv/slots.h"
 #include "wire/messages.h"
 
@@ -75,12 +78,12 @@ struct FetchCounters {
   std::uint64_t plans = 0;
   std::uint64_t plans_failed = 0;  // not answered, di-meta away
   std::uint64_t plans_malformed = 0;
-  std::uint64_t reads = 0;
-  std::uint64_t arena_reads = 0;  // of them, out of another host's arena
-  std::uint64_t reads_failed = 0;
-  std::uint64_t reads_corrupt = 0;  // wrong checksum here
-  std::uint64_t reads_cancelled = 0;
-  std::uint64_t read_bytes = 0;
+  std::uint64_t columns_corrupt = 0;  // wrong checksum here
+  std::uint64_t read_bytes = 0;       // of pages, verified
+  std::uint64_t pages_failed = 0;
+  std::uint64_t pages_rebuilt = 0;  // that were not complete without a rebuild
+  std::uint64_t hedges = 0;         // rebuilds of what was only late
+  std::uint64_t hedges_won = 0;     // that were sooner than what was late
   std::uint64_t prefetches = 0;
   std::uint64_t prefetched_blocks = 0;  // read because of a prefetch
   std::uint64_t arena_blocks = 0;       // of kv_fetch, found in the arena
@@ -100,22 +103,8 @@ class Fetches {
     Duration lease_cap = seconds(120);
     std::uint32_t prefetch_share = 4;  // prefetches pin at most this part of the arena: 1/4
   };
-  // Answers that the core needs about peers.
-  class Peers {
-   public:
-    virtual ~Peers() = default;
-    // The generation that is up; nothing when the instance is away.
-    [[nodiscard]] virtual std::optional<Peer> store_up(const std::string& instance) const = 0;
-    // Another host; not this one.
-    [[nodiscard]] virtual std::optional<Peer> arena_up(const std::string& instance) const = 0;
-    [[nodiscard]] virtual std::optional<Peer> meta_up() const = 0;
-    [[nodiscard]] virtual bool attached(const Peer& peer) const = 0;
-    // On another machine: it reaches this arena through the data plane only.
-    [[nodiscard]] virtual bool remote(const Peer& peer) const = 0;
-  };
-
-  Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, DataPort& data,
-          const Peers& peers, Numbers& numbers, Outbox& out);
+  Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
+          Reads& reads, Rebuilds& rebuilds, Leases& leases, Hedge& hedge, Numbers& numbers, Outbox& out);
 
   // kv_fetch and kv_prefetch.  `deadline_ms` of the scope bounds a fetch.
   void begin(FetchKind kind, const Holder& holder, const wire::Scope& scope, std::vector<Key> keys,
@@ -131,36 +120,32 @@ class Fetches {
 
   // `tag` is the request id's (tag_request).
   void planned(std::uint64_t tag, const wire::meta_planned& plan, const Now& now);
-  void read_done(const Peer& source, const wire::kv_read_done& done, const Now& now);
-  void read_cancelled(const Peer& source, const wire::kv_read_cancelled& cancelled);
   void meta_lost(const Now& now);
-  // A store or another host.
-  void source_lost(const Peer& source, const Now& now);
-  void source_returned(const Peer& source);
-  // That process can write no byte any more.
-  void source_detached(const Peer& source, const Now& now);
-  // The same of one transfer; false when it is not one of these.
-  bool concealed(const Peer& source, std::uint64_t transfer);
+  // Of reads for pages.
+  void read_progress(const Reads::Progress& progress, const Now& now);
+  // Of rebuilds of pages.
+  void rebuild_progress(const Rebuilds::Progress& progress, const Now& now);
+  // Nothing may be read under it any more.
+  void lease_over(std::uint64_t lease, const Now& now);
 
   void on_time(const Now& now);
-  // Starts the reads that windows have room for.  After every event.
-  void pump(const Now& now);
   [[nodiscard]] Due next_due() const;
 
   // Slots of pages that a kv_fetch found in the arena, once: second sightings.
   [[nodiscard]] std::vector<std::uint32_t> take_sighted() { return std::exchange(sighted_, {}); }
+
+  // A page was sealed since the last call.
+  [[nodiscard]] bool take_sealed() { return std::exchange(sealed_, false); }
 
   [[nodiscard]] const Books& books() const { return books_; }
   [[nodiscard]] const FetchCounters& counters() const { return counters_; }
   [[nodiscard]] std::size_t fetches(FetchKind kind) const;
   [[nodiscard]] std::size_t pins() const;
   [[nodiscard]] std::size_t plans() const { return plans_.size(); }
-  [[nodiscard]] std::size_t leases() const { return leases_.size(); }
-  [[nodiscard]] std::size_t reads() const { return reads_.size(); }
   [[nodiscard]] std::size_t entries() const;
 
-  // Adds the pins held here, by slot; says what disagrees.
-  [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins) const;
+  // Adds the pins held here, by slot, and the reads; says what disagrees.
+  [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<std::uint64_t>& reads) const;
   // Every holder with a fetch here.
   [[nodiscard]] std::vector<Holder> holders() const;
 
@@ -168,7 +153,6 @@ class Fetches {
   using Name = std::pair<Holder, FetchKind>;
   using FetchId = std::uint64_t;
   enum class FetchState : std::uint8_t { planning, filling, complete };
-  enum class ReadState : std::uint8_t { waiting, reading, cancelling };
   // Why a fetch has no page for its next block.
   enum class Gap : std::uint8_t { none, absent, no_room, unreachable };
 
@@ -200,36 +184,42 @@ class Fetches {
     FetchId fetch = 0;
     Instant deadline;
   };
-  struct Read {
-    Peer source;
-    bool arena = false;   // of another host; else a store
-    bool remote = false;  // not on this machine
-    wire::kv_read message;
-    Key key;                  // of the page's first block
-    std::uint64_t page = 0;   // of the plan
-    std::uint64_t lease = 0;  // 0: none, or ended by the loss of di-meta
-    ReadState state = ReadState::waiting;
-    bool counted = false;  // in the window of its source
-    Instant deadline = instant_never;
+  struct Part {
+    std::uint64_t transfer = 0;  // 0: no read (any more)
+    std::uint16_t column = 0;
+    std::uint32_t groups = 0;  // that came
+    bool missing = false;
+    bool skipped = false;  // missing because its store is slow
+    bool late = false;     // hedged
+    Duration late_after = Hedge::duration_never;
   };
-  struct Lease {
-    Duration every{};
-    Instant renew_at;
-    Instant cap;
-    std::set<std::uint64_t> reads;  // transfers
+  struct Filling {
+    std::uint64_t page = 0;  // of the plan
+    std::uint64_t lease = 0;
+    std::uint8_t priority = 1;
+    bool arena = false;       // of another host; else stores
+    StripeRef stripe;         // null: nothing it could be rebuilt from
+    std::uint32_t index = 0;  // of the page in the stripe
+    std::vector<Part> parts;
+    bool hedged = false;       // or it was not worth it
+    Lost why = Lost::timeout;  // the first column that went missing
   };
-  struct Window {
-    std::set<std::pair<std::uint8_t, std::uint64_t>> waiting;  // (priority, transfer)
-    std::uint32_t outstanding = 0;
+  struct Planned {
+    StripeRef stripe;
+    std::uint32_t spare = 0;  // columns that can be read and are not needed
   };
+  using Stripes = std::map<std::uint64_t, Planned>;
 
   // Takes pieces from the arena and reads from `plan` until neither has the next key.  Returns why the
   // rest is missing.
-  Gap extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan, const Now& now);
+  Gap extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan);
   bool add_piece(FetchId id, Fetch& fetch, const Piece& piece);
-  // none: the read waits for its window.
-  Gap add_read(const Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
-               const wire::meta_planned& plan, const Now& now);
+  // What the plan says of stripes, as far as it makes sense.
+  Stripes stripes_of(const wire::meta_planned& plan);
+  // none: it is coming.
+  Gap add_filling(const Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
+                  const wire::meta_planned& plan, Stripes& stripes);
+  void start_read(std::uint32_t slot, std::uint32_t part, Reads::Want want);
   // The plan came, or will not come (null, and `missing` says why): the fetch has what it will ever have.
   void settle_plan(FetchId id, const wire::meta_planned* plan, Gap missing, const Now& now);
   // kv_fetching; false when there is nothing to wait for and the fetch is over.
@@ -243,26 +233,29 @@ class Fetches {
   void fail_from(Fetch& fetch, std::uint32_t block, Lost why, const Now& now);
   void forget(FetchId id, bool by_client);
 
+  // Verifies the groups that are there, each once.
+  void verify(std::uint32_t slot, const Now& now);
+  void part_lost(std::uint32_t slot, std::uint32_t part, Lost why, const Now& now);
+  // False when none was, or their stores are away.
+  bool read_skipped(std::uint32_t slot);
+  // The hedge of a page has what it needs, or one of its other columns is lost.
+  void give_up_late(std::uint32_t slot, const Now& now);
+  // When the first of its columns is late.
+  [[nodiscard]] Instant late_at(const Filling& filling) const;
+  void hedge(std::uint32_t slot, const Now& now);
+  [[nodiscard]] std::uint64_t column_bytes(const Filling& filling, const Part& part, std::uint32_t blocks) const;
+  [[nodiscard]] std::vector<Rebuilds::Part> parts_of(const Filling& filling) const;
   void page_moved(std::uint32_t slot, std::uint32_t group, const Now& now);
-  // The page of a read will not come: quarantine, and every fetch that waits for it hears.
+  // The page will not come: quarantine, and every fetch that waits for it hears.
   void page_failed(std::uint32_t slot, Lost why, const Now& now);
-  // The source says, or its loss says, that it writes nothing more (or it never wrote).
-  void end_read(std::uint64_t transfer);
-  // It can write nothing more.
-  void finish_read(std::uint64_t transfer);
-  void cancel_read(std::uint64_t transfer, Read& read);
-  void tell_read_failed(const Read& read, Code code);
-  void release_leases(std::vector<std::uint64_t> leases);
+  // Its reads and its rebuild end.
+  void end_filling(std::uint32_t slot);
 
   template <class M>
   void to_meta(const RequestId& request, const M& message) {
     if (const std::optional<Peer> meta = peers_.meta_up()) {
       out_.push_back(wire::Envelope::make(meta->instance, meta->generation, {request, 0, 0, 0}, message));
     }
-  }
-  template <class M>
-  void to_source(const Read& read, const M& message) {
-    out_.push_back(wire::Envelope::make(read.source.instance, read.source.generation, {}, message));
   }
   template <class M>
   void to_client(const Fetch& fetch, const M& message) {
@@ -276,8 +269,11 @@ class Fetches {
   Pages& pages_;
   kv::EntryPool& entries_;
   ArenaPort& port_;
-  DataPort& data_;
   const Peers& peers_;
+  Reads& reads_;
+  Rebuilds& rebuilds_;
+  Leases& leases_;
+  Hedge& hedge_;
   Numbers& numbers_;
   Outbox& out_;
   std::map<FetchId, Fetch> fetches_;
@@ -286,16 +282,19 @@ class Fetches {
   std::uint64_t prefetch_bytes_ = 0;  // pinned by prefetches
   FetchId next_fetch_ = 1;
   std::map<std::uint64_t, Plan> plans_;             // by tag
-  std::map<std::uint64_t, Read> reads_;             // by transfer
-  std::map<std::uint32_t, std::uint64_t> reading_;  // slot -> transfer
+  std::map<std::uint32_t, Filling> fillings_;  // by slot
+  struct PartName {
+    std::uint32_t slot = 0;
+    std::uint32_t part = 0;
+  };
+  std::map<std::uint64_t, PartName> by_transfer_;
   struct Waiter {
     FetchId fetch = 0;
     std::uint32_t piece = 0;
   };
   std::map<std::uint32_t, std::vector<Waiter>> waiters_;  // by filling slot
-  std::map<std::string, Window> windows_;                 // by source instance
-  std::map<std::uint64_t, Lease> leases_;
   std::vector<std::uint32_t> sighted_;
+  bool sealed_ = false;
   Books books_;
   FetchCounters counters_;
 };

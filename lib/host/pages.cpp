@@ -23,6 +23,8 @@ std::string_view page_state_name(PageState state) {
       return "sealed";
     case PageState::quarantined:
       return "quarantined";
+    case PageState::scratch:
+      return "scratch";
   }
   return "unknown";
 }
@@ -46,7 +48,7 @@ Status Pages::set_layout(const kv::Layout& layout) {
 }
 
 Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> blocks, PageState state) {
-  DI_ASSERT(state == PageState::granted || state == PageState::filling);
+  DI_ASSERT(state == PageState::granted || state == PageState::filling || state == PageState::scratch);
   if (!layout_) return Error{Code::busy, 0, "no layout is known yet"};
   std::vector<std::uint64_t> bytes;
   std::uint64_t room = 0;
@@ -149,7 +151,7 @@ bool Pages::verify_next(std::uint32_t slot) {
   DI_ASSERT(filling.pins > 0);
   if (filling.indexed) index_remove(filling);
   filling.state = PageState::sealed;
-  filling.peer_writes = false;
+  filling.peer_writes = 0;
   port_.slot_state(slot, kv::SlotState::sealed);
   ++counters_.filled;
   index_add(filling);
@@ -165,10 +167,23 @@ void Pages::spoil(std::uint32_t slot) {
   settle(slot);
 }
 
+void Pages::scrap(std::uint32_t slot) {
+  Page& used = page(slot);
+  DI_ASSERT(used.state == PageState::scratch);
+  used.state = PageState::quarantined;
+  if (used.peer_writes > 0) ++counters_.quarantined;
+  settle(slot);
+}
+
 void Pages::peer_writes(std::uint32_t slot, bool writes) {
   Page& written = page(slot);
-  DI_ASSERT(written.state == PageState::filling || written.state == PageState::quarantined);
-  written.peer_writes = writes;
+  DI_ASSERT(written.state != PageState::granted && written.state != PageState::sealed);
+  DI_ASSERT(writes || written.peer_writes > 0);
+  if (writes) {
+    ++written.peer_writes;
+  } else {
+    --written.peer_writes;
+  }
   settle(slot);
 }
 
@@ -447,7 +462,7 @@ void Pages::settle(std::uint32_t slot) {
     // Nobody reads it: references to it go stale at once, and its room is kept while somebody may write.
     if (held.shown) port_.slot_free(slot);
     held.shown = false;
-    if (!held.peer_writes && !held.rank_writes) free(slot);
+    if (held.peer_writes == 0 && !held.rank_writes) free(slot);
   } else if (held.state == PageState::sealed) {
     if (held.owned == 0) {
       free(slot);
@@ -461,7 +476,7 @@ void Pages::settle(std::uint32_t slot) {
 
 void Pages::free(std::uint32_t slot) {
   Page& gone = page(slot);
-  DI_ASSERT(gone.pins == 0 && !gone.peer_writes && !gone.rank_writes);
+  DI_ASSERT(gone.pins == 0 && gone.peer_writes == 0 && !gone.rank_writes);
   not_evictable(gone);
   DI_ASSERT(!gone.former && !gone.checking);
   if (gone.indexed) index_remove(gone);
@@ -478,7 +493,8 @@ void Pages::not_evictable(Page& held) {
   held.use = 0;
 }
 
-Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
+Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins,
+                    const std::set<std::uint32_t>& scratch) const {
   std::uint64_t bytes = 0;
   std::uint64_t evictable = 0;
   std::size_t places = 0;
@@ -495,7 +511,7 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
       return broken("a page of before is in use", slot);
     switch (held.state) {
       case PageState::granted:
-        if (held.pins != 0 || held.indexed || held.published || held.peer_writes)
+        if (held.pins != 0 || held.indexed || held.published || held.peer_writes != 0)
           return broken("granted page in use", slot);
         break;
       case PageState::filling:
@@ -503,7 +519,7 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
         if (held.groups >= layout_->groups()) return broken("full page is filling", slot);
         break;
       case PageState::sealed: {
-        if (held.peer_writes || held.rank_writes)
+        if (held.peer_writes != 0 || held.rank_writes)
           return broken("somebody may write into a sealed page", slot);
         if (held.published != (held.owned > 0))
           return broken("published without a key, or a key not published", slot);
@@ -520,10 +536,20 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins) const {
       case PageState::quarantined:
         if (held.indexed || held.published) return broken("quarantined page can be found", slot);
         if (held.former || held.checking) break;
-        if (held.pins == 0 && !held.peer_writes && !held.rank_writes)
+        if (held.pins == 0 && held.peer_writes == 0 && !held.rank_writes)
           return broken("quarantined for nobody", slot);
         break;
+      case PageState::scratch:
+        if (held.pins != 0 || held.indexed || held.published || !held.keys.empty())
+          return broken("scratch is used like a page", slot);
+        if (!scratch.contains(slot)) return broken("scratch that nobody uses", slot);
+        break;
     }
+  }
+  for (const std::uint32_t slot : scratch) {
+    const auto found = pages_.find(slot);
+    if (found == pages_.end() || found->second.state != PageState::scratch)
+      return broken("scratch is used that is none", slot);
   }
   for (const auto& [slot, count] : pins) {
     if (count != 0 && !pages_.contains(slot)) return broken("pinned and free", slot);

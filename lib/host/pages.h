@@ -14,6 +14,8 @@
 //   sealed       last unpin, owns none (duplicate, tail)     (free)
 //   sealed       evicted                                     (free)
 //   quarantined  nobody writes and nobody pins any more      (free)
+//   (free)       take for a column (parity, a rebuild)       scratch
+//   scratch      scrapped                                    quarantined; (free) when nobody writes
 //   (start)      taken when the last owner ended             quarantined, used by processes of that time
 //   quarantined  its record and its bytes are found right    sealed, pinned while those processes are there
 //
@@ -42,7 +44,7 @@
 
 namespace di::host {
 
-enum class PageState : std::uint8_t { granted, filling, sealed, quarantined };
+enum class PageState : std::uint8_t { granted, filling, sealed, quarantined, scratch };
 [[nodiscard]] std::string_view page_state_name(PageState state);
 
 struct Page {
@@ -56,7 +58,7 @@ struct Page {
   std::uint32_t groups = 0;         // segments [0, groups) are there and verified
   std::uint32_t owned = 0;          // keys of which this is the first sealed page
   std::uint32_t pins = 0;
-  bool peer_writes = false;         // a store or another host may write into it
+  std::uint32_t peer_writes = 0;    // stores and other hosts that may write into it
   std::optional<Peer> rank_writes;  // quarantined: a lost rank that still maps the arena
   bool former = false;              // quarantined: a process of an earlier owner may use it
   bool checking = false;            // quarantined: its bytes are being compared with its record
@@ -106,7 +108,7 @@ class Pages {
   [[nodiscard]] const kv::Layout& layout() const { return *layout_; }
 
   // Slots for pages of so many blocks each, all or nothing; evicts what it must, and nothing when that
-  // would not be enough.  `state` is granted or filling.  Errors: busy, invalid (a count out of range).
+  // would not be enough.  `state` is granted, filling or scratch.  Errors: busy, invalid (a count out of range).
   Result<std::vector<std::uint32_t>> take(std::span<const std::uint32_t> blocks, PageState state);
 
   // granted -> free.
@@ -123,6 +125,9 @@ class Pages {
   [[nodiscard]] bool verify_next(std::uint32_t slot);
   // filling -> quarantined: nobody finds it any more.  Stays while pinned or written.
   void spoil(std::uint32_t slot);
+  // A scratch slot is not needed any more.
+  void scrap(std::uint32_t slot);
+  // One more, or one less, may write into it.
   void peer_writes(std::uint32_t slot, bool writes);
   // That process can write no byte any more.
   void writer_gone(const Peer& rank);
@@ -186,8 +191,10 @@ class Pages {
   [[nodiscard]] const std::map<std::uint32_t, Page>& all() const { return pages_; }
   [[nodiscard]] const PageCounters& counters() const { return counters_; }
 
-  // Pins per slot as the holders count them are given; says what disagrees.
-  [[nodiscard]] Status check(const std::map<std::uint32_t, std::uint32_t>& pins) const;
+  // Pins per slot as the holders count them are given, and the scratch slots that somebody uses; says what
+  // disagrees.
+  [[nodiscard]] Status check(const std::map<std::uint32_t, std::uint32_t>& pins,
+                             const std::set<std::uint32_t>& scratch) const;
 
  private:
   struct Place {

@@ -7,8 +7,10 @@
 // Owner: the loop thread of di-kvd.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +34,7 @@ struct Due {
   Instant product = instant_never;
   Instant liveness = instant_never;
 
+  void at_once() { liveness = Instant{}; }
   void sooner_product(Instant at) { product = std::min(product, at); }
   void sooner_liveness(Instant at) { liveness = std::min(liveness, at); }
 };
@@ -40,6 +43,20 @@ using wire::Peer;
 
 // What a peer is to this host; follows from program and role of its Member.
 enum class PeerKind : std::uint8_t { router, meta, store, host, rank, other };
+
+// Answers that the parts of a host need about its peers.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  // The generation that is up; nothing when the instance is away.
+  [[nodiscard]] virtual std::optional<Peer> store_up(const std::string& instance) const = 0;
+  // Another host; not this one.
+  [[nodiscard]] virtual std::optional<Peer> arena_up(const std::string& instance) const = 0;
+  [[nodiscard]] virtual std::optional<Peer> meta_up() const = 0;
+  [[nodiscard]] virtual bool attached(const Peer& peer) const = 0;
+  // On another machine: it reaches this arena through the data plane only.
+  [[nodiscard]] virtual bool remote(const Peer& peer) const = 0;
+};
 
 // Who holds: everything that is acquired for a request belongs to one of these and goes with it.
 struct Holder {
@@ -50,7 +67,14 @@ struct Holder {
   friend auto operator<=>(const Holder&, const Holder&) = default;
 };
 
-// Shared memory, as kv::ArenaOwner offers it.  `segment_crc` reads one segment of a slot's payload.
+// A segment of a column where it lies in the payload.  No bytes: it is stored nowhere and counts as zeros.
+struct Strip {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Shared memory, as kv::ArenaOwner offers it.  `segment_crc` reads one segment of a slot's payload.  The code
+// of a stripe is store/erasure.h's; a call of encode or decode takes one layer group, about a millisecond.
 class ArenaPort {
  public:
   virtual ~ArenaPort() = default;
@@ -67,6 +91,24 @@ class ArenaPort {
   virtual void entry_close(std::uint32_t handle) = 0;
   // CRC32C over `bytes` bytes at `offset` of the payload.
   [[nodiscard]] virtual std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) = 0;
+  [[nodiscard]] virtual bool has_code(std::uint32_t data_columns, std::uint32_t parity_columns) = 0;
+  // Makes the parity of one layer group.
+  //   data    [k]      in the order of the columns; a shorter one counts as if zeros followed
+  //   parity  [m]      each as long as the longest of them
+  // Returns CRC32C of [k + m] of them, 0 for one without bytes.
+  [[nodiscard]] virtual std::vector<std::uint32_t> encode(std::span<const Strip> data,
+                                                          std::span<const Strip> parity) = 0;
+  struct CodeColumn {
+    bool present = false;  // a data column that is not stored is there
+    std::uint32_t crc = 0;
+    Strip strip;
+  };
+  // Makes columns of one layer group out of others.
+  //   columns  [k + m]  of these at least k are present
+  //   wanted   numbers of columns that are not: at most m, ascending; their strips and checksums are in `columns`
+  // Returns the columns that do not match their checksums, a bit for each; with any the bytes made are of no use.
+  [[nodiscard]] virtual std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
+                                             std::span<const std::uint32_t> wanted) = 0;
 };
 
 // The data plane, as transfer::Fabric offers it.  Each push is answered by Core::on_pushed, once, and

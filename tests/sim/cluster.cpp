@@ -121,6 +121,13 @@ class Cluster {
     report_.seconds = static_cast<double>(to_ms(over - Instant{1'000'000'000})) / 1000;
     report_.requests = static_cast<int>(wants_.size());
     report_.moved = data_.moved();
+    for (std::size_t i = 0; i < hosts_; ++i) {
+      if (!world_.alive(host_[i])) continue;
+      const host::Core& core = static_cast<HostNode*>(world_.node(host_[i]))->core();
+      report_.rebuilt += core.fetches().counters().pages_rebuilt;
+      report_.repaired += core.repairs().counters().columns;
+      report_.degraded += core.writeback().counters().degraded;
+    }
     if (router() != nullptr) report_.reentries = static_cast<int>(router()->core.reentries());
     return report_;
   }
@@ -159,7 +166,7 @@ class Cluster {
       return m;
     };
     meta_ = world_.add_process(member("di-meta", "0", ""), [this](const Member&) {
-      return std::make_unique<MetaNode>(world_, meta_, meta_disk_);
+      return std::make_unique<MetaNode>(world_, meta_, meta_disk_, settings_);
     });
     world_.set_meta(meta_, [this](const Member& self, std::uint64_t boot) {
       return static_cast<MetaNode*>(world_.node(meta_))->admit(self, boot, self.program == "di-meta");
@@ -169,9 +176,12 @@ class Cluster {
         return std::make_unique<HostNode>(world_, host_[i], data_, self, settings_, parks_ ? &parked_[i] : nullptr);
       });
     }
-    store_ = world_.add_process(member("di-kvd", "store0", "store"), [this](const Member&) {
-      return std::make_unique<StoreNode>(world_, store_, data_, store_disk_, settings_);
-    });
+    store_disks_.resize(settings_.stores);
+    for (std::size_t i = 0; i < settings_.stores; ++i) {
+      stores_.push_back(world_.add_process(member("di-kvd", "store" + number(i), "store"), [this, i](const Member&) {
+        return std::make_unique<StoreNode>(world_, stores_[i], data_, store_disks_[i], settings_);
+      }));
+    }
     for (std::size_t i = 0; i < 2; ++i) {
       prefill_[i] = world_.add_process(member("di-prefill", number(i), ""), [this, i](const Member& self) {
         return std::make_unique<RankNode<rank::PrefillCore>>(world_, prefill_[i], self, settings_);
@@ -367,7 +377,7 @@ class Cluster {
       const Duration when = milliseconds(60) + world_.random_time(Duration(0), busy_time);
       const auto kind = rng.below(100);
       const std::size_t mortal[] = {prefill_[0], prefill_[1],       decode_[0], decode_[1],
-                                    host_[0],    host_[hosts_ - 1], meta_,      store_};
+                                    host_[0],    host_[hosts_ - 1], meta_,      stores_[rng.below(stores_.size())]};
       const std::size_t victim = mortal[rng.below(std::size(mortal))];
       const Duration away = rng.chance(0.7) ? world_.random_time(milliseconds(20), milliseconds(500))
                                             : world_.random_time(milliseconds(500), seconds(5));
@@ -563,12 +573,12 @@ class Cluster {
   const std::size_t hosts_;  // machines with an arena; the second has the ranks with an odd number
   const bool store_apart_;   // on a machine of its own
   MetaDisk meta_disk_;
-  StoreDisk store_disk_;
+  std::vector<StoreDisk> store_disks_;
   const bool parks_;  // arenas outlive their hosts' daemons
   Fd parked_[2];
   std::size_t meta_ = 0;
   std::size_t host_[2] = {};
-  std::size_t store_ = 0;
+  std::vector<std::size_t> stores_;
   std::size_t router_ = 0;
   std::size_t prefill_[2] = {};
   std::size_t decode_[2] = {};

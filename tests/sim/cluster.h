@@ -23,6 +23,10 @@ struct Report {
   std::uint64_t tokens = 0;
   std::uint64_t events = 0;
   std::uint64_t moved = 0;  // segments between machines
+  // Of hosts as they are at the end.
+  std::uint64_t rebuilt = 0;   // pages of which columns were missing
+  std::uint64_t repaired = 0;  // columns
+  std::uint64_t degraded = 0;  // stripes published without all columns
   double seconds = 0;    // of virtual time
   double slowest_s = 0;  // longest request, without those that stall
 };

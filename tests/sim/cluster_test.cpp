@@ -38,6 +38,9 @@ bool run(std::uint64_t seed, std::optional<std::uint16_t> lost, bool trace, di::
   sum.events += report.events;
   sum.moved += report.moved;
   sum.lost += report.lost;
+  sum.rebuilt += report.rebuilt;
+  sum.repaired += report.repaired;
+  sum.degraded += report.degraded;
   if (report.failure.empty()) return true;
   std::printf("FAILED seed=%llu lost=%s: %s\n", static_cast<unsigned long long>(seed), without.c_str(), report.failure.c_str());
   return false;
@@ -82,6 +85,8 @@ int main(int argc, char** argv) {
       static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.moved),
       static_cast<unsigned long long>(sum.events));
   // A fleet that never hits and never re-enters would prove nothing.
+  std::printf("rebuilt=%llu repaired=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.rebuilt),
+              static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.degraded));
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0)) {
     std::printf("FAILED: nothing was cached, re-entered, cancelled or moved\n");
     ++failed;

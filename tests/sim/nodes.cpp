@@ -31,20 +31,23 @@ std::vector<directory::InstanceRow> rows_of(const MetaDisk& disk) {
   return rows;
 }
 
-directory::Index::Options index_options(std::uint64_t run) {
+directory::Index::Options index_options(std::uint64_t run, const Settings& settings) {
   directory::Index::Options options;
   options.run = run;
+  options.placement.geometry = settings.geometry;
+  options.placement.lab = true;
+  options.repair_after = seconds(3);
   return options;
 }
 
 }  // namespace
 
-MetaNode::MetaNode(World& world, std::size_t process, MetaDisk& disk)
+MetaNode::MetaNode(World& world, std::size_t process, MetaDisk& disk, const Settings& settings)
     : world_(world),
       process_(process),
       disk_(disk),
       membership_(rows_of(disk), ++disk.run),
-      index_(index_options(disk.run), world.now()) {}
+      index_(index_options(disk.run, settings), world.now()) {}
 
 Member MetaNode::admit(const Member& self, std::uint64_t boot, bool is_self) {
   const auto admission = membership_.judge({self, boot});
@@ -155,11 +158,25 @@ std::string MetaNode::held() const {
 
 // ---- di-kvd store ----------------------------------------------------------------------------------------
 
+namespace {
+
+kv::StripeShape shape_of(const kv::Layout& layout, const std::vector<wire::PutPage>& pages,
+                         const wire::StripeCode& code) {
+  std::vector<std::uint32_t> blocks;
+  for (const wire::PutPage& page : pages) blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
+  Result<kv::StripeShape> shape = kv::StripeShape::of(layout, code.data_columns, code.parity_columns, blocks);
+  DI_ASSERT(shape.ok());
+  return *std::move(shape);
+}
+
+}  // namespace
+
 void StoreNode::on_peer_up(const Member& peer) {
   if (peer.program == "di-meta") {
     meta_ = host::Peer{peer.instance, peer.generation};
     listed_.clear();
-    for (const auto& [stripe, column] : disk_.columns) listed_.push_back(stripe);
+    for (const auto& [name, column] : disk_.columns) listed_.push_back(name);
+    send(*meta_, wire::meta_volumes{{{0, 0, std::uint64_t{1} << 40, std::uint64_t{1} << 40}}});
     inventory(0);
     return;
   }
@@ -221,12 +238,18 @@ void StoreNode::on_message(const wire::Envelope& message) {
   switch (message.number) {
     case wire::kv_free::number: {
       const auto free = *message.as<wire::kv_free>();
-      for (const std::uint64_t stripe : free.stripes) disk_.columns.erase(stripe);
+      for (std::size_t i = 0; i < free.stripes.size(); ++i) {
+        if (free.columns.empty()) {
+          disk_.free(free.stripes[i]);
+        } else {
+          disk_.columns.erase({free.stripes[i], free.columns.at(i)});
+        }
+      }
       return;
     }
     case wire::meta_inventory_ack::number: {
       const auto ack = *message.as<wire::meta_inventory_ack>();
-      for (const std::uint64_t stripe : ack.unknown) disk_.columns.erase(stripe);
+      for (const std::uint64_t stripe : ack.unknown) disk_.free(stripe);
       if ((ack.cursor + 1) * 3 < listed_.size()) inventory(ack.cursor + 1);
       return;
     }
@@ -295,20 +318,22 @@ void StoreNode::read_group(const TransferId& id, const wire::kv_read& want,
   world_.after(
       process_, world_.random_time(microseconds(100), milliseconds(3)), [this, id, want, arena, group] {
         if (transfers_.at(id).cancelled) return read_finish(id, Code::cancelled, 0);
-        const auto column = disk_.columns.find(want.stripe);
+        const auto column = disk_.columns.find({want.stripe, want.column});
         if (column == disk_.columns.end()) return read_finish(id, Code::not_found, 0);
         if (world_.rng.chance(settings_.store_fails))
           return read_finish(id, world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
-        const kv::Layout& layout = *settings_.layout;
-        const std::uint64_t offset = layout.segment_offset(group, want.page_blocks);
-        const auto from =
-            ByteView(column->second.payload).subspan(offset, layout.segment_bytes(group, want.page_blocks));
+        const kv::StripeShape shape = shape_of(*settings_.layout, column->second.record.pages, column->second.record.code);
+        const std::uint64_t offset = shape.is_parity(want.column) ? shape.column_offset(want.column, group)
+                                                                  : shape.page_offset(want.column, group);
+        const auto from = ByteView(column->second.payload)
+                              .subspan(shape.column_offset(want.column, group), shape.segment_bytes(want.column, group));
         const auto there = [this, id, want, arena, group](Code code) {
           if (code != Code::ok) return read_finish(id, code, 0);
           if (group + 1 == settings_.layout->groups()) return read_finish(id, Code::ok, group);
           if (!transfers_.at(id).cancelled) send(id.first, wire::kv_read_done{want.transfer, 0, group});
           read_group(id, want, arena, group + 1);
         };
+        if (from.empty()) return there(Code::ok);
         if (arena == nullptr) {
           const auto bytes = std::make_shared<Bytes>(from.begin(), from.end());
           data_.write(process_, id.first, want.transfer,
@@ -316,7 +341,7 @@ void StoreNode::read_group(const TransferId& id, const wire::kv_read& want,
                       [bytes, there](Code code) { there(code); });
           return;
         }
-        auto slot = arena->slot_to_write(want.slot, column->second.payload.size());
+        auto slot = arena->slot_to_write(want.slot, offset + from.size());
         if (!slot) return read_finish(id, Code::stale, 0);
         const MutableByteView to = slot->subspan(offset, from.size());
         std::copy(from.begin(), from.end(), to.begin());
@@ -357,18 +382,21 @@ void StoreNode::put_finish(const host::Peer& from, const wire::kv_put& want, Byt
   const auto answer = [&](Code code) {
     send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
   };
-  const kv::Layout& layout = *settings_.layout;
+  const kv::StripeShape shape = shape_of(*settings_.layout, want.pages, want.code);
   StoreDisk::Column column;
-  column.payload = std::move(payload);
-  const wire::PutPage& described = want.pages.at(want.column);
-  for (std::uint32_t group = 0; group < layout.groups(); ++group) {
-    const auto segment = ByteView(column.payload)
-                             .subspan(layout.segment_offset(group, want.slot.page_blocks),
-                                      layout.segment_bytes(group, want.slot.page_blocks));
-    if (crc32c(segment) != described.crcs.at(group)) return answer(Code::corrupt);
+  for (std::uint32_t group = 0; group < shape.groups(); ++group) {
+    const std::uint64_t offset = shape.is_parity(want.column) ? shape.column_offset(want.column, group)
+                                                              : shape.page_offset(want.column, group);
+    const auto segment = ByteView(payload).subspan(offset, shape.segment_bytes(want.column, group));
+    const auto place = shape.crc_index(want.column, group);
+    const std::uint32_t crc =
+        place ? want.code.crcs.at(*place) : want.pages.at(shape.page_of(want.column)).crcs.at(group);
+    if (crc32c(segment) != crc) return answer(Code::corrupt);
+    column.payload.insert(column.payload.end(), segment.begin(), segment.end());
   }
-  column.record = {want.stripe, want.volume, want.column, disk_.next_generation++, want.fingerprint, want.pages};
-  disk_.columns.insert_or_assign(want.stripe, std::move(column));
+  column.record = {want.stripe, want.volume,          want.column, disk_.next_generation++,
+                   want.fingerprint, want.pages, want.code};
+  disk_.columns.insert_or_assign({want.stripe, want.column}, std::move(column));
   answer(Code::ok);
 }
 
@@ -428,6 +456,37 @@ bool HostNode::recover() {
 
 std::uint32_t HostNode::segment_crc(std::uint64_t offset, std::uint64_t bytes) {
   return crc32c(arena_->payload(offset, bytes));
+}
+
+std::vector<std::uint32_t> HostNode::encode(std::span<const host::Strip> data,
+                                            std::span<const host::Strip> parity) {
+  const auto code = store::Erasure::create(static_cast<std::uint32_t>(data.size()),
+                                           static_cast<std::uint32_t>(parity.size()));
+  std::vector<ByteView> from;
+  for (const host::Strip& strip : data) from.push_back(arena_->payload(strip.offset, strip.bytes));
+  std::vector<MutableByteView> to;
+  for (const host::Strip& strip : parity) to.push_back(arena_->payload(strip.offset, strip.bytes));
+  std::vector<std::uint32_t> crcs(data.size() + parity.size());
+  code->encode(from, to, crcs);
+  return crcs;
+}
+
+std::uint32_t HostNode::decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
+                               std::span<const std::uint32_t> wanted) {
+  const auto code =
+      store::Erasure::create(data_columns, static_cast<std::uint32_t>(columns.size()) - data_columns);
+  std::vector<store::Erasure::Present> from;
+  for (const CodeColumn& column : columns) {
+    from.push_back({column.present, false, column.crc, arena_->payload(column.strip.offset, column.strip.bytes)});
+  }
+  std::vector<store::Erasure::Wanted> to;
+  for (const std::uint32_t column : wanted) {
+    const CodeColumn& made = columns[column];
+    to.push_back({column, made.crc, arena_->payload(made.strip.offset, made.strip.bytes)});
+  }
+  const Result<std::uint32_t> wrong = code->decode(from, to);
+  DI_ASSERT(wrong.ok());
+  return *wrong;
 }
 
 Status HostNode::expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,

@@ -20,6 +20,7 @@
 #include "rank/decode.h"
 #include "rank/prefill.h"
 #include "request/core.h"
+#include "store/erasure.h"
 #include "tests/sim/data_plane.h"
 #include "tests/sim/world.h"
 
@@ -42,6 +43,8 @@ struct Settings {
   bool overlap = true;
   host::Admit admit = host::Admit::always;
   double store_fails = 0;  // chance of each read and put
+  directory::Geometry geometry{};
+  std::size_t stores = 1;
   std::vector<engine::ScriptLine> lines;
   std::uint32_t context_tokens = 512;
 };
@@ -55,7 +58,7 @@ struct MetaDisk {
 
 class MetaNode final : public Node {
  public:
-  MetaNode(World& world, std::size_t process, MetaDisk& disk);
+  MetaNode(World& world, std::size_t process, MetaDisk& disk, const Settings& settings);
   Member admit(const Member& self, std::uint64_t boot, bool is_self);
 
   void on_peer_up(const Member& peer) override;
@@ -90,8 +93,13 @@ struct StoreDisk {
     wire::ShardRecord record;
     Bytes payload;
   };
-  std::map<std::uint64_t, Column> columns;
+  std::map<std::pair<std::uint64_t, std::uint16_t>, Column> columns;  // by (stripe, column)
   std::uint32_t next_generation = 1;
+
+  // All columns of the stripe.
+  void free(std::uint64_t stripe) {
+    std::erase_if(columns, [&](const auto& item) { return item.first.first == stripe; });
+  }
 };
 
 class StoreNode final : public Node {
@@ -143,7 +151,7 @@ class StoreNode final : public Node {
   std::map<std::string, Host> hosts_;
   std::map<TransferId, Transfer> transfers_;
   std::optional<host::Peer> meta_;
-  std::vector<std::uint64_t> listed_;
+  std::vector<std::pair<std::uint64_t, std::uint16_t>> listed_;
 };
 
 // ---- di-kvd host -----------------------------------------------------------------------------------------
@@ -162,6 +170,7 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   Instant turn() override;
   [[nodiscard]] std::string held() const override;
   [[nodiscard]] kv::ArenaOwner* arena() override { return arena_.get(); }
+  [[nodiscard]] const host::Core& core() const { return *core_; }
 
  private:
   [[nodiscard]] host::Now now() const { return {world_.now(), world_.now()}; }
@@ -184,6 +193,12 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   }
   void entry_close(std::uint32_t handle) override { arena_->entry_close(handle); }
   std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override;
+  bool has_code(std::uint32_t data_columns, std::uint32_t parity_columns) override {
+    return store::Erasure::create(data_columns, parity_columns).ok();
+  }
+  std::vector<std::uint32_t> encode(std::span<const host::Strip> data, std::span<const host::Strip> parity) override;
+  std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
+                       std::span<const std::uint32_t> wanted) override;
   Status expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,
                 std::vector<transfer::SlotName> slots) override;
   void conceal(const wire::Peer& peer, std::uint64_t transfer) override;

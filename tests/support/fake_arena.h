@@ -1,8 +1,8 @@
 // support/fake_arena.h: an arena without bytes, for tests of the host's core.
 //
 // What the core writes into the index page is kept as plain values; a segment's bytes are its checksum,
-// put there by write() as a rank or a store would put bytes.  Misuse that kv::ArenaOwner asserts is
-// asserted here too.
+// put there by write() as a rank or a store would put bytes, and the code of a stripe is made over those four
+// bytes.  Misuse that kv::ArenaOwner asserts is asserted here too.  ByteArena has real bytes.
 #pragma once
 
 #include <map>
@@ -10,11 +10,13 @@
 #include <span>
 #include <vector>
 
+#include "base/bytes.h"
 #include "host/port.h"
+#include "tests/support/naive_code.h"
 
 namespace di::test {
 
-class FakeArena final : public host::ArenaPort {
+class FakeArena : public host::ArenaPort {
  public:
   struct Slot {
     kv::ArenaOwner::Slot assigned;
@@ -56,6 +58,50 @@ class FakeArena final : public host::ArenaPort {
     return found == written.end() ? 0 : found->second;
   }
 
+  bool has_code(std::uint32_t data_columns, std::uint32_t parity_columns) override {
+    return data_columns + parity_columns <= 16 && parity_columns <= 4;
+  }
+  std::vector<std::uint32_t> encode(std::span<const host::Strip> data, std::span<const host::Strip> parity) override {
+    ++encodes;
+    std::vector<Bytes> columns;
+    std::vector<std::uint32_t> crcs;
+    for (const host::Strip& strip : data) {
+      columns.push_back(strip.bytes == 0 ? Bytes() : load(strip));
+      crcs.push_back(strip.bytes == 0 ? 0 : checksum(columns.back()));
+    }
+    for (std::uint32_t p = 0; p < parity.size(); ++p) {
+      const Bytes made = code_row(static_cast<std::uint32_t>(data.size()) + p, columns, length(parity[p]));
+      store(parity[p], made);
+      crcs.push_back(checksum(made));
+    }
+    return crcs;
+  }
+  std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
+                       std::span<const std::uint32_t> wanted) override {
+    ++decodes;
+    DI_ASSERT(!wanted.empty() && wanted.size() <= columns.size() - data_columns);
+    std::uint32_t wrong = 0;
+    std::uint64_t bytes = 0;
+    for (const CodeColumn& column : columns) bytes = std::max(bytes, column.strip.bytes == 0 ? 0 : length(column.strip));
+    std::vector<std::pair<std::uint32_t, Bytes>> rows;
+    for (std::uint32_t i = 0; i < columns.size() && rows.size() < data_columns; ++i) {
+      if (!columns[i].present) continue;
+      rows.emplace_back(i, columns[i].strip.bytes == 0 ? Bytes() : load(columns[i].strip));
+      if (columns[i].strip.bytes != 0 && checksum(rows.back().second) != columns[i].crc) wrong |= 1u << i;
+    }
+    DI_ASSERT(rows.size() == data_columns);
+    const std::vector<Bytes> data = code_solve(data_columns, std::move(rows), bytes);
+    for (const std::uint32_t i : wanted) {
+      DI_ASSERT(!columns[i].present);
+      Bytes made = code_row(i, data, bytes);
+      if (columns[i].strip.bytes == 0) continue;
+      made.resize(length(columns[i].strip));
+      store(columns[i].strip, made);
+      if (checksum(made) != columns[i].crc) wrong |= 1u << i;
+    }
+    return wrong;
+  }
+
   // Segment `group` of a page in `ref` now has bytes with this checksum.
   void write(const kv::Layout& layout, const wire::SlotRef& ref, std::uint32_t group, std::uint32_t crc) {
     write_at(slots.at(ref.slot).assigned.offset, layout, ref.page_blocks, group, crc);
@@ -73,6 +119,20 @@ class FakeArena final : public host::ArenaPort {
   std::map<std::uint32_t, Slot> slots;
   std::map<std::uint32_t, kv::Readiness> entries;
   std::map<std::uint64_t, std::uint32_t> written;  // payload offset of a segment -> checksum of its bytes
+  std::uint64_t encodes = 0;
+  std::uint64_t decodes = 0;
+
+ private:
+  virtual Bytes load(const host::Strip& strip) {
+    Bytes bytes(4);
+    put_le<std::uint32_t>(bytes.data(), segment_crc(strip.offset, strip.bytes));
+    return bytes;
+  }
+  virtual void store(const host::Strip& strip, ByteView bytes) {
+    written[strip.offset] = get_le<std::uint32_t>(bytes.data());
+  }
+  virtual std::uint64_t length(const host::Strip&) { return 4; }
+  virtual std::uint32_t checksum(ByteView bytes) { return get_le<std::uint32_t>(bytes.data()); }
 };
 
 }  // namespace di::test

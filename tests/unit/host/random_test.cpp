@@ -91,6 +91,7 @@ class Chaos {
     options.fetch.reads_per_source = static_cast<std::uint32_t>(1 + rng.below(4));
     if (rng.chance(0.3)) options.fetch.fetch_delay = milliseconds(50);
     options.writeback.queue_pages = 1 + rng.below(12);
+    options.writeback.linger = milliseconds(rng.below(2) * 100);
     if (rng.chance(0.3)) options.writeback.admit = Admit::second_sighting;
     return options;
   }
@@ -444,6 +445,7 @@ class Chaos {
   // What the core sent reaches the others, and they answer, mostly.
   void after() {
     if (rng_.chance(0.5)) core_.flush(now());
+    if (rng_.chance(0.5) && core_.next_due().liveness < now().liveness) core_.on_time(now());  // a step
     for (const wire::Envelope& message : core_.take_outgoing()) answer(message);
     if (pending_.size() > 200) pending_.erase(pending_.begin(), pending_.begin() + 100);
     const Status status = core_.check();
@@ -516,9 +518,20 @@ class Chaos {
         opened.code = static_cast<std::uint16_t>(
             std::array{Code::ok, Code::ok, Code::exists, Code::busy, Code::invalid}[rng_.below(5)]);
         opened.stripe = ++stripe_;
-        opened.data_columns = static_cast<std::uint16_t>(1 + rng_.below(2));
-        for (std::uint16_t c = 0; c < opened.data_columns; ++c)
-          opened.columns.push_back({pick(PeerKind::store)->name, 0, c});
+        opened.data_columns = static_cast<std::uint16_t>(1 + rng_.below(3));
+        opened.parity_columns = static_cast<std::uint16_t>(rng_.below(3));
+        const auto offered = message.as<wire::meta_put_open>()->pages;
+        opened.first = static_cast<std::uint16_t>(rng_.chance(0.8) ? 0 : rng_.below(offered.size()));
+        opened.pages = static_cast<std::uint16_t>(
+            1 + rng_.below(std::min<std::size_t>(offered.size() - opened.first, opened.data_columns)));
+        std::vector<std::uint32_t> blocks;
+        for (std::size_t i = 0; i < opened.pages; ++i)
+          blocks.push_back(static_cast<std::uint32_t>(offered[opened.first + i].keys.size()));
+        const auto shape = *kv::StripeShape::of(layout_, opened.data_columns, opened.parity_columns, blocks);
+        for (std::uint32_t i = 0; i < shape.columns_stored(); ++i) {
+          opened.columns.push_back(
+              {pick(PeerKind::store)->name, 0, static_cast<std::uint16_t>(shape.stored_column(i))});
+        }
         opened.ttl_ms = 30000;
         queue(from, scope, opened);
         break;
@@ -553,7 +566,7 @@ class Chaos {
       }
       case wire::kv_put::number: {
         auto body = message.as<wire::kv_put>();
-        const Code code = rng_.chance(0.8) ? Code::ok : Code::io;
+        const Code code = rng_.chance(0.93) ? Code::ok : Code::io;
         queue(from, {}, wire::kv_put_done{body->stripe, body->column, static_cast<std::uint16_t>(code)});
         break;
       }
@@ -661,8 +674,8 @@ class Chaos {
     fetched += books.fetched;
     seated += core_.handovers().counters().seated;
     written += core_.writeback().counters().written;
-    reads += core_.fetches().counters().reads;
-    arena_reads += core_.fetches().counters().arena_reads;
+    reads += core_.reads().counters().reads;
+    arena_reads += core_.reads().counters().arena_reads;
     taken += core_.handovers().counters().pages_taken;
     pushed += core_.pushes().counters().pages;
     served += core_.serves().counters().served;

@@ -108,7 +108,7 @@ TEST_F(RecoverTest, ARequestFindsThePagesOfBefore) {
   EXPECT_EQ(answer->blocks, 4u);
   // An entry that the last owner had handed out never matches again.
   EXPECT_EQ(kv::entry_generation(answer->entry), 4u);
-  EXPECT_EQ(core->fetches().counters().reads, 0u);
+  EXPECT_EQ(core->reads().counters().reads, 0u);
   say(prefill, scope(1), wire::kv_release{});
   EXPECT_TRUE(idle());
 }

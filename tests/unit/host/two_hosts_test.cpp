@@ -415,7 +415,7 @@ TEST_F(TwoHosts, WhatASeatReadsByItselfIsGivenUpWhenTheHandOverBegins) {
   move_one(a, b);
   ASSERT_EQ(a.data.pushes.size(), 3u);
   say(a, prefill, early(), scope);
-  EXPECT_EQ(b.core.fetches().counters().reads_cancelled, 1u);
+  EXPECT_EQ(b.core.reads().counters().cancelled, 1u);
   EXPECT_EQ(b.data.concealing.size(), 1u);
   conceal_all(b);
   // Those three had left before A heard of it.
@@ -451,7 +451,7 @@ TEST_F(TwoHosts, APageThatIsInNoStoreIsReadOutOfTheOtherArena) {
   EXPECT_EQ(heard<wire::kv_ready>(b)->groups, 1u);  // group by group
   move_all(a, b);
   EXPECT_TRUE(b.core.pages().has(first[0]));
-  EXPECT_EQ(b.core.fetches().counters().arena_reads, 1u);
+  EXPECT_EQ(b.core.reads().counters().arena_reads, 1u);
   EXPECT_EQ(a.core.serves().counters().served, 1u);
   release_all();
   expect_idle();
@@ -485,6 +485,7 @@ TEST_F(TwoHosts, AStoreOnAnotherMachineReachesOnlyWhatIsExposedToIt) {
   opened.data_columns = 1;
   opened.columns = {{store.instance, 0, 0}};
   opened.ttl_ms = 30000;
+  opened.pages = 1;
   say(a, meta, opened, asked);
   const auto put = heard<wire::kv_put>(a);
   ASSERT_TRUE(put && put->transfer != 0);
@@ -512,9 +513,9 @@ TEST_F(TwoHosts, AStoreOnAnotherMachineReachesOnlyWhatIsExposedToIt) {
   b.arena.write(test_layout(), read->slot, 0, test_crcs(first)[0]);
   say(b, store, wire::kv_read_done{read->transfer, 0, 0}, {});
   say(b, store, wire::kv_read_done{read->transfer, static_cast<std::uint16_t>(Code::io), 0}, {});
-  EXPECT_EQ(b.core.fetches().reads(), 1u);  // until nothing can be written any more
+  EXPECT_EQ(b.core.reads().count(), 1u);  // until nothing can be written any more
   release_all();
-  EXPECT_EQ(b.core.fetches().reads(), 0u);
+  EXPECT_EQ(b.core.reads().count(), 0u);
   expect_idle();
 }
 

@@ -23,7 +23,7 @@ class WritebackTest : public World {
     return slot;
   }
   wire::meta_put_opened granted(std::uint64_t stripe) const {
-    return {0, stripe, 1, 0, {{store.instance, 3, 0}}, 30000};
+    return {0, stripe, 1, 0, {{store.instance, 3, 0}}, 30000, 0, 1};
   }
 };
 
@@ -93,7 +93,7 @@ TEST_F(WritebackTest, AFailedColumnTriesAgainAndAFullStoreIsNamed) {
   ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
   say(meta, asked, granted(50));
   say(store, {}, wire::kv_put_done{50, 0, static_cast<std::uint16_t>(Code::no_space)});
-  EXPECT_EQ(*heard<wire::meta_put_commit>(meta), (wire::meta_put_commit{50, {0}}));
+  EXPECT_EQ(*heard<wire::meta_put_commit>(meta), (wire::meta_put_commit{50, {0}, {1, 0, {}}}));
   EXPECT_FALSE(heard<wire::meta_put_abort>(meta));
   say(meta, asked, wire::meta_put_committed{static_cast<std::uint16_t>(Code::no_space), 50});
   advance(milliseconds(100));
@@ -200,6 +200,7 @@ TEST_F(WritebackTest, APageThatIsBeingWrittenStays) {
   opened.data_columns = 1;
   opened.columns = {{store.instance, 0, 0}};
   opened.ttl_ms = 30000;
+  opened.pages = 1;
   say(meta, asked, opened);
   ASSERT_TRUE(heard<wire::kv_put>(store));
   // Everything else of the arena, and one page more.
@@ -238,51 +239,6 @@ TEST_F(WritebackTest, SecondSightingWritesWhatIsSeenAgain) {
   EXPECT_FALSE(heard<wire::meta_put_open>(meta));  // once
   page(2, 0, 1);                                   // its writer expects another turn
   EXPECT_TRUE(heard<wire::meta_put_open>(meta));
-}
-
-TEST_F(WritebackTest, AStripeOfSeveralColumnsTakesPagesThatFollowEachOther) {
-  page(1, 0);
-  wire::Scope asked;
-  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
-  // The answer says k = 2: from now on pages of one chain go together.
-  wire::meta_put_opened two{0, 50, 2, 0, {{store.instance, 0, 0}, {store.instance, 1, 1}}, 30000};
-  say(meta, asked, two);
-  ASSERT_TRUE(heard<wire::kv_put>(store));
-  say(store, {}, wire::kv_put_done{50, 0, 0});
-  ASSERT_TRUE(heard<wire::meta_put_commit>(meta, &asked));
-  lose(meta);
-  page(2, 0);
-  page(2, 4);
-  page(3, 0);
-  up(meta, PeerKind::meta);
-  std::optional<wire::meta_put_open> open;
-  do {
-    open = heard<wire::meta_put_open>(meta, &asked);
-    ASSERT_TRUE(open);
-  } while (open->pages.size() != 2);
-  EXPECT_EQ(open->pages[1].parent, open->pages[0].keys.back());
-  two.stripe = 51;
-  say(meta, asked, two);
-  const auto first = heard<wire::kv_put>(store);
-  const auto second = heard<wire::kv_put>(store);
-  ASSERT_TRUE(first && second);
-  EXPECT_EQ(first->column, 0);
-  EXPECT_EQ(second->column, 1);
-  EXPECT_EQ(second->pages.size(), 2u);
-  say(store, {}, wire::kv_put_done{51, 1, 0});
-  EXPECT_FALSE(heard<wire::meta_put_commit>(meta));
-  say(store, {}, wire::kv_put_done{51, 0, 0});
-  EXPECT_TRUE(heard<wire::meta_put_commit>(meta));
-}
-
-TEST_F(WritebackTest, ParityIsRefused) {
-  page(1);
-  wire::Scope asked;
-  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
-  say(meta, asked,
-      wire::meta_put_opened{0, 50, 1, 1, {{store.instance, 0, 0}, {store.instance, 1, 1}}, 30000});
-  EXPECT_TRUE(heard<wire::meta_put_abort>(meta));
-  EXPECT_TRUE(idle());
 }
 
 }  // namespace

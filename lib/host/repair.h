@@ -1,0 +1,109 @@
+// host/repair.h: columns of stripes that di-meta wants made anew, because they are lost.
+//
+// A repair, one per meta_repair:
+//   state    event                                      next
+//   (none)   meta_repair, a place and scratch           making; lease held, a rebuild of the columns begun
+//   (none)   no place, no scratch, not our layout, no sense  (none); meta_repaired with why
+//   making   the rebuild is done                        putting; kv_put per column whose store is up
+//   making   the rebuild failed                         (none); meta_repaired: unreachable
+//   putting  the last kv_put_done, its store lost       (none); meta_repaired with what is written
+//   any      the lease or repair_wait is over           (none); meta_repaired: timeout, with what is written
+//   any      di-meta lost                               (none)
+// With (none) scratch and lease are given back.  Its reads are the last of all (priority 2), and its steps come
+// after those of rebuilds and write-backs.
+//
+// Owner: the core of a di-kvd host.  Bounds: repairs_max, each with the scratch of one stripe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "host/lease.h"
+#include "host/pages.h"
+#include "host/port.h"
+#include "host/rebuild.h"
+#include "wire/messages.h"
+
+namespace di::host {
+
+struct RepairCounters {
+  std::uint64_t repairs = 0;
+  std::uint64_t refused = 0;
+  std::uint64_t failed = 0;
+  std::uint64_t columns = 0;  // written
+  std::uint64_t bytes = 0;
+};
+
+class Repairs {
+ public:
+  struct Limits {
+    std::size_t repairs_max = 2;  // kv.repairs_max
+    Duration repair_wait = seconds(60);
+  };
+
+  Repairs(const Limits& limits, Pages& pages, DataPort& data, const Peers& peers, Rebuilds& rebuilds, Leases& leases,
+          Numbers& numbers, Outbox& out);
+
+  void begin(const wire::Scope& scope, const wire::meta_repair& message, const Now& now);
+  // Of rebuilds for repairs.
+  void rebuild_progress(const Rebuilds::Progress& progress);
+  // False when it is not one of these.
+  bool put_done(const Peer& store, const wire::kv_put_done& done);
+  void store_lost(const Peer& store);
+  void meta_lost();
+  void lease_over(std::uint64_t lease);
+  void on_time(const Now& now);
+  [[nodiscard]] Due next_due() const;
+
+  [[nodiscard]] std::size_t count() const { return repairs_.size(); }
+  [[nodiscard]] const RepairCounters& counters() const { return counters_; }
+  // Adds scratch slots and users of leases; says what disagrees.
+  [[nodiscard]] Status check(std::set<std::uint32_t>& scratch, std::map<std::uint64_t, std::size_t>& leases) const;
+
+ private:
+  struct Target {
+    std::string instance;
+    std::uint16_t volume = 0;
+    std::uint32_t slot = 0;
+    Peer store;                  // once it is asked
+    std::uint64_t transfer = 0;  // exposed to a store on another machine
+  };
+  struct Repair {
+    wire::Scope scope;
+    std::uint64_t lease = 0;
+    std::uint64_t stripe = 0;
+    StripeRef plan;
+    std::vector<wire::PutPage> pages;
+    bool putting = false;
+    std::map<std::uint16_t, Target> targets;  // not yet written
+    std::vector<std::uint32_t> scratch;
+    std::vector<std::uint32_t> written;
+    Code code = Code::ok;  // the first thing that went wrong
+    Instant deadline;
+  };
+  using Found = std::map<std::uint64_t, Repair>::iterator;
+
+  void start_puts(Found found);
+  void target_over(Found found, std::uint16_t column, Code code);
+  // Answers and gives everything back.
+  void end(Found found, Code code);
+  void answer(const wire::Scope& scope, std::uint64_t stripe, Code code, std::vector<std::uint32_t> written);
+
+  const Limits limits_;
+  Pages& pages_;
+  DataPort& data_;
+  const Peers& peers_;
+  Rebuilds& rebuilds_;
+  Leases& leases_;
+  Numbers& numbers_;
+  Outbox& out_;
+  std::map<std::uint64_t, Repair> repairs_;  // by number
+  std::uint64_t next_ = 1;
+  std::map<std::uint64_t, std::uint64_t> by_stripe_;
+  RepairCounters counters_;
+};
+
+}  // namespace di::host

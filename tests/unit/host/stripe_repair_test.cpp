@@ -1,0 +1,237 @@
+// meta_repair: columns made anew and written where di-meta wants them.
+#include "tests/unit/host/stripe_world.h"
+
+namespace di::host {
+namespace {
+
+// A stripe of 4+2 whose pages are not in the arena any more.
+class Repaired : public StripeWorld {
+ public:
+  explicit Repaired(std::uint32_t pages, std::uint32_t remote = 0) : StripeWorld(with(remote)) {
+    write(1000, 0, 1);
+    StripeWorld::settle();
+    core->on_peer_lost(meta, now);
+    for (std::uint32_t page = 0; page < pages; ++page) write(1, page * 3, 3);
+    core->on_peer_up(meta, PeerKind::meta, false, now);
+    StripeWorld::settle();
+    evict_all();
+    StripeWorld::settle();
+    id = find(stripe_key(1, 0))->first;
+    EXPECT_EQ(stripes.at(id).pages.size(), pages);
+    for (std::size_t i = 0; i < stores.size(); ++i) {
+      if (std::none_of(stripes.at(id).columns.begin(), stripes.at(id).columns.end(),
+                       [&](const auto& item) { return item.second == i; })) {
+        target = i;
+      }
+    }
+    reads = 0;
+  }
+
+  // The column is gone, and di-meta knows.
+  void lose(std::uint16_t column) {
+    Stripe& stripe = stripes.at(id);
+    lost[column] = stores[stripe.columns.at(column)].columns.at({id, column});
+    stores[stripe.columns.at(column)].columns.erase({id, column});
+    stripe.columns.erase(column);
+  }
+  wire::meta_repair order() {
+    wire::meta_repair repair;
+    repair.lease = next_lease++;
+    repair.ttl_ms = 9000;
+    repair.fingerprint = layout.fingerprint();
+    repair.pages = stripes.at(id).pages;
+    repair.stripe = planned_stripe(id);
+    for (const auto& [column, bytes] : lost) repair.targets.push_back({stores[target].peer.instance, 0, column});
+    return repair;
+  }
+  void repair(const wire::meta_repair& order) {
+    leases.insert(order.lease);
+    say(meta, {}, order);
+  }
+  void expect_written() {
+    ASSERT_EQ(repaired.size(), 1u);
+    EXPECT_EQ(repaired[0].stripe, id);
+    EXPECT_EQ(repaired[0].code, 0);
+    EXPECT_EQ(repaired[0].written.size(), lost.size());
+    for (const auto& [column, bytes] : lost) EXPECT_EQ(stores[target].columns.at({id, column}), bytes);
+    expect_nothing_held();
+  }
+  void expect_nothing_held() {
+    EXPECT_TRUE(idle());
+    EXPECT_TRUE(leases.empty());
+    EXPECT_TRUE(data.exposures.empty());
+  }
+
+  std::uint64_t id = 0;
+  std::size_t target = 0;
+  std::map<std::uint16_t, Bytes> lost;
+
+ private:
+  static Setup with(std::uint32_t remote) {
+    Setup setup = stripe_setup(4, 2, remote);
+    setup.stores = 7;
+    return setup;
+  }
+};
+
+TEST(StripeRepair, EveryLossThatCanBeMadeUpForIs) {
+  for (const std::uint32_t pages : {1u, 2u, 4u}) {
+    for (std::uint16_t first = 0; first < 6; ++first) {
+      for (std::uint16_t second = first; second < 6; ++second) {
+        for (const std::uint32_t remote : {0u, 7u}) {
+          Repaired world(pages, remote);
+          const kv::StripeShape shape = world.shape_of(world.stripes.at(world.id));
+          if (!shape.is_stored(first) || !shape.is_stored(second)) continue;
+          SCOPED_TRACE(std::to_string(pages) + " pages, " + std::to_string(first) + " and " + std::to_string(second));
+          world.lose(first);
+          if (second != first) world.lose(second);
+          world.repair(world.order());
+          world.settle();
+          EXPECT_EQ(world.reads, shape.data_stored());
+          world.expect_written();
+        }
+      }
+    }
+  }
+}
+
+TEST(StripeRepair, PagesOfTheArenaNeedNoReads) {
+  Repaired world(4);
+  world.lose(0);
+  world.lose(5);
+  for (const std::uint32_t page : {0u, 1u, 2u, 3u}) world.write(1, page * 3, 3);
+  world.settle();
+  world.repair(world.order());
+  world.settle();
+  // The lost page itself does not count: what is here is written back by itself, not by a repair.
+  EXPECT_EQ(world.reads, 1u);
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].code, 0);
+  EXPECT_TRUE(world.leases.empty());
+}
+
+TEST(StripeRepair, AWrongColumnIsFoundAndAnotherIsUsed) {
+  Repaired world(4);
+  world.lose(1);
+  world.spoil(world.id, 2);
+  world.repair(world.order());
+  world.settle();
+  EXPECT_EQ(world.read_failed.size(), 1u);
+  world.expect_written();
+}
+
+TEST(StripeRepair, TooFewColumnsAreSaidSo) {
+  Repaired world(4);
+  world.lose(0);
+  world.lose(1);
+  world.spoil(world.id, 2);
+  world.repair(world.order());
+  world.settle();
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::unreachable));
+  EXPECT_TRUE(world.repaired[0].written.empty());
+  world.expect_nothing_held();
+}
+
+TEST(StripeRepair, WhatItsStoreRefusesIsNotWritten) {
+  Repaired world(4);
+  world.lose(0);
+  world.no_space = 1;
+  world.repair(world.order());
+  world.settle();
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::no_space));
+  EXPECT_TRUE(world.repaired[0].written.empty());
+  world.expect_nothing_held();
+}
+
+TEST(StripeRepair, OrdersThatCannotBeCarriedOutAreAnsweredAtOnce) {
+  Repaired world(4);
+  world.lose(0);
+  const auto refused = [&](wire::meta_repair order, Code code) {
+    order.lease = world.next_lease++;
+    world.repaired.clear();
+    world.repair(order);
+    ASSERT_EQ(world.repaired.size(), 1u);
+    EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(code));
+    world.expect_nothing_held();
+  };
+  wire::meta_repair order = world.order();
+  order.fingerprint = stripe_key(1, 1);
+  refused(order, Code::unsupported);
+  order = world.order();
+  order.pages.pop_back();
+  refused(order, Code::invalid);
+  order = world.order();
+  order.targets.clear();
+  refused(order, Code::invalid);
+  order = world.order();
+  order.targets.push_back(order.targets[0]);
+  refused(order, Code::invalid);
+  order = world.order();
+  order.stripe.crcs.pop_back();
+  refused(order, Code::invalid);
+  // Two at a time.
+  std::vector<wire::meta_repair> some(3, world.order());
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    some[i].stripe.stripe += i * 1000;
+    some[i].lease = world.next_lease++;
+    world.repaired.clear();
+    world.repair(some[i]);
+  }
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].stripe, some[2].stripe.stripe);
+  EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::busy));
+  world.settle();
+  world.expect_nothing_held();
+}
+
+// Whoever goes away in the middle: everything is given back, and di-meta hears, if it is there.
+TEST(StripeRepair, NothingIsLeftWhateverEndsIt) {
+  for (int end = 0; end < 4; ++end) {
+    for (int moment = 0; moment < 40; ++moment) {
+      SCOPED_TRACE("end=" + std::to_string(end) + " moment=" + std::to_string(moment));
+      Repaired world(4, 3);
+      world.lose(3);
+      world.lose(4);
+      world.repair(world.order());
+      for (int i = 0; i < moment; ++i) {
+        if (!world.mail.empty()) {
+          world.deliver(0);
+        } else if (!world.work.empty()) {
+          world.work_on(0);
+        } else if (!world.data.concealing.empty()) {
+          world.answer_conceal();
+        } else {
+          world.step();
+        }
+      }
+      if (end == 0) {
+        world.core->on_peer_lost(world.meta, world.now);
+        world.leases.clear();
+      } else if (end == 1) {
+        world.kill_store(world.target);
+      } else if (end == 2) {
+        world.kill_store(world.stripes.at(world.id).columns.at(0));
+        world.kill_store(world.stripes.at(world.id).columns.at(1));
+      } else {
+        world.work.clear();  // everybody falls silent
+        world.mail.clear();
+        for (int i = 0; i < 14; ++i) {
+          world.advance(seconds(5));
+          world.settle();
+        }
+      }
+      world.settle();
+      EXPECT_TRUE(world.idle());
+      EXPECT_TRUE(world.leases.empty());
+      EXPECT_TRUE(world.data.exposures.empty());
+      if (end != 0) {
+        EXPECT_EQ(world.repaired.size(), 1u);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace di::host
