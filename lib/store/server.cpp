@@ -749,6 +749,10 @@ void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& o
   } else {
     ++counters_.puts;
     counters_.put_bytes += shard.payload_bytes();
+    if (inventory_ && inventory_->meta) {
+      inventory_->fresh.emplace_back(shard.stripe, shard.column);
+      if (inventory_->fresh.size() > inventory_fresh_max) inventory_start();
+    }
     if (options_.strict) {
       unflushed_.push_back(work);
       if (!syncing_) sync_now();
@@ -847,16 +851,25 @@ void Server::inventory_start() {
 
 void Server::inventory_next() {
   std::vector<Read> reads;
-  inventory_->last = !volume_->list(inventory_->from, inventory_part_max, reads);
+  if (!inventory_->listed) inventory_->listed = !volume_->list(inventory_->from, inventory_part_max, reads);
+  const std::size_t listed = reads.size();
+  auto& fresh = inventory_->fresh;
+  while (inventory_->listed && !fresh.empty() && reads.size() < inventory_part_max) {
+    if (const Result<Read> read = volume_->read_begin(fresh.front().first, fresh.front().second)) {
+      reads.push_back(*read);
+    }
+    fresh.pop_front();
+  }
+  inventory_->last = inventory_->listed && fresh.empty();
   const Status queued = pool_->headers(
-      {reads, [this, number = inventory_->number, reads](std::vector<Result<SlotHeader>> headers) {
-         inventory_read(number, reads, std::move(headers));
+      {reads, [this, number = inventory_->number, listed, reads](std::vector<Result<SlotHeader>> headers) {
+         inventory_read(number, listed, reads, std::move(headers));
        }});
   DI_ASSERT(queued.ok());
   inventory_timer_.start_after(inventory_wait);
 }
 
-void Server::inventory_read(std::uint64_t number, std::vector<Read> reads,
+void Server::inventory_read(std::uint64_t number, std::size_t listed, std::vector<Read> reads,
                             std::vector<Result<SlotHeader>> headers) {
   const bool current = inventory_ && inventory_->number == number;
   Check ignored;
@@ -865,7 +878,8 @@ void Server::inventory_read(std::uint64_t number, std::vector<Read> reads,
   for (std::size_t i = 0; i < reads.size(); ++i) {
     const Read& read = reads[i];
     volume_->read_end(read);
-    ++found.slots;
+    const bool counts = i < listed;  // a fresh one may be in the list, too
+    if (counts) ++found.slots;
     if (!headers[i]) {
       // di-meta hears of it by what is missing.
       if (headers[i].error().code != Code::corrupt) {
@@ -879,7 +893,7 @@ void Server::inventory_read(std::uint64_t number, std::vector<Read> reads,
       counters_.slots_dropped += volume_->free(read.stripe, read.column);
       continue;
     }
-    if (!read.unverified) ++found.verified;
+    if (counts && !read.unverified) ++found.verified;
     wire::ShardRecord record;
     record.stripe = read.stripe;
     record.volume = volume_number;
@@ -894,6 +908,7 @@ void Server::inventory_read(std::uint64_t number, std::vector<Read> reads,
   stop_when_idle();
   if (!inventory_ || inventory_->number != number) return;
   if (!inventory_->meta) return inventory_go_on();
+  inventory_->last = inventory_->last && inventory_->fresh.empty();
   part.cursor = inventory_->cursor;
   part.last = inventory_->last;
   send(*inventory_->meta, part);

@@ -24,6 +24,7 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -77,6 +78,8 @@ class Server {
   static constexpr Duration inventory_wait = seconds(10);
   static constexpr std::uint16_t volume_number = 0;
   static constexpr std::size_t checks_max = 8;  // that wait
+  // Puts during one inventory; it starts over with more.
+  static constexpr std::size_t inventory_fresh_max = 65536;
 
   struct Options {
     Peer self;            // generation: set_self()
@@ -177,6 +180,10 @@ class Server {
     std::vector<std::function<void(const Check&)>> waiting;
     std::uint64_t cursor = 0;
     SlotAddress from;
+    bool listed = false;  // to the end
+    // Put since it began: they may lie where the list had been already, and what is not in an inventory is
+    // lost for di-meta.
+    std::deque<std::pair<std::uint64_t, std::uint16_t>> fresh;
     bool last = false;
     std::uint64_t number = 0;  // of this inventory: late results of another are dropped
   };
@@ -215,7 +222,8 @@ class Server {
   void column_bad(std::uint64_t stripe, std::uint16_t column, Code code);
   void inventory_start();
   void inventory_next();
-  void inventory_read(std::uint64_t number, std::vector<Read> reads, std::vector<Result<SlotHeader>> headers);
+  void inventory_read(std::uint64_t number, std::size_t listed, std::vector<Read> reads,
+                      std::vector<Result<SlotHeader>> headers);
   void inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack);
   void inventory_go_on();
   void sync_soon();

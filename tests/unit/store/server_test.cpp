@@ -102,9 +102,10 @@ struct ServerTest : testing::Test {
   }
   // The disk survives the server, as a file does.
   struct Borrowed final : Disk {
-    explicit Borrowed(Disk& to) : disk(to) {}
+    Borrowed(Disk& to, const std::function<void()>& hook) : disk(to), before_read(hook) {}
     [[nodiscard]] std::uint64_t bytes() const override { return disk.bytes(); }
     Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
+      if (before_read) before_read();
       return disk.read_pieces(offset, to);
     }
     Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
@@ -112,6 +113,7 @@ struct ServerTest : testing::Test {
     }
     Status flush() override { return disk.flush(); }
     Disk& disk;
+    const std::function<void()>& before_read;
   };
   void start(Server::Options options = {}) {
     auto volume = Volume::open(*disk);
@@ -119,7 +121,7 @@ struct ServerTest : testing::Test {
     options.self = {"di-kvd.store0", 9};
     options.run_dir = run_dir;
     if (!scrubs) options.scrub.interval = Duration{0};
-    auto borrowed = std::make_unique<Borrowed>(*disk);
+    auto borrowed = std::make_unique<Borrowed>(*disk, before_read);
     auto pool = IoPool::create(loop, *borrowed, {.threads = 2, .queue_max = Server::io_queue_max(options)});
     ASSERT_TRUE(pool.ok()) << pool.error().message;
     server = std::make_unique<Server>(
@@ -326,6 +328,7 @@ struct ServerTest : testing::Test {
   std::optional<kv::SlotPool> slots;
   std::unique_ptr<transfer::ShmServer> arena_socket;
   std::function<void()> mid_segment;
+  std::function<void()> before_read;  // on the disk's threads; set while nothing reads
   std::function<void(std::function<void()>)> put_written;
   std::vector<wire::Envelope> sent;
   std::unique_ptr<NearFabric> fabric;
@@ -341,13 +344,13 @@ TEST_F(ServerTest, page_goes_to_the_volume_and_comes_back_in_order) {
     ASSERT_EQ(put(blocks, blocks), Code::ok);
     const wire::SlotRef target = take(blocks, kv::SlotState::filling);
     const auto answers = read(100 + blocks, blocks, target);
-    // One for each access that arrived, each behind the one before it.
+    // One for each access that arrived, each behind the one before it; or for both at once.
     for (std::size_t i = 0; i < answers.size(); ++i) {
       EXPECT_EQ(answers[i].code, 0u);
       EXPECT_TRUE(i == 0 || answers[i].group > answers[i - 1].group);
     }
     EXPECT_EQ(answers.back().group + 1, layout.groups());
-    EXPECT_EQ(answers.size(), blocks < 5 ? 1u : 2u);
+    EXPECT_LE(answers.size(), blocks < 5 ? 1u : 2u);
     const Bytes expected = payload_of(layout, blocks, blocks);
     const MutableByteView bytes = bytes_of(target);
     EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), expected.begin(), expected.end()));
@@ -647,6 +650,30 @@ TEST_F(ServerTest, inventory_tells_what_is_there_and_frees_what_nobody_knows) {
   EXPECT_FALSE(server->inventory_running());
   EXPECT_EQ(server->counters().columns_freed, 1u);
   EXPECT_EQ(server->volume().stats().slots_live, 2u);
+}
+
+// di-meta takes what an inventory does not show for lost.
+TEST_F(ServerTest, inventory_shows_what_was_put_while_it_ran) {
+  std::promise<void> gate;
+  start_with_host();
+  ASSERT_EQ(put(1, 2), Code::ok);
+  before_read = [opened = gate.get_future().share()] { opened.wait(); };
+  server->meta_up(meta);
+  ASSERT_EQ(put(2, 2), Code::ok);  // the list is made already
+  gate.set_value();
+  ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() == 1; }));
+  const wire::meta_inventory listed = got<wire::meta_inventory>()[0];
+  ASSERT_EQ(listed.shards.size(), 1u);
+  EXPECT_EQ(listed.shards[0].stripe, 1u);
+  EXPECT_FALSE(listed.last);
+  say(meta, wire::meta_inventory_ack{0, {}});
+  ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() == 2; }));
+  const wire::meta_inventory fresh = got<wire::meta_inventory>()[1];
+  ASSERT_EQ(fresh.shards.size(), 1u);
+  EXPECT_EQ(fresh.shards[0].stripe, 2u);
+  EXPECT_TRUE(fresh.last);
+  say(meta, wire::meta_inventory_ack{1, {}});
+  EXPECT_FALSE(server->inventory_running());
 }
 
 TEST_F(ServerTest, inventory_ends_with_di_meta_and_starts_over_with_the_next) {
