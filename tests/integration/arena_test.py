@@ -3,8 +3,10 @@ with systemd's descriptor store."""
 
 import os
 import pathlib
+import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -154,6 +156,58 @@ def a_holder_that_dies_is_replaced():
         hit_out_of_the_arena(fleet, prompt, cold)
 
 
+def parked_memory(fleet):
+    """The arena, opened through its holder."""
+    fds = pathlib.Path(f"/proc/{fleet.pid(HOLDER)}/fd")
+    return open(next(fd for fd in fds.iterdir() if os.readlink(fd).startswith("/memfd:")), "r+b", buffering=0)
+
+
+def damage(memory, first, last, rng):
+    """One bit of each 4 KiB that holds anything."""
+    flipped = 0
+    at = first
+    while at < last:
+        try:
+            at = os.lseek(memory.fileno(), at, os.SEEK_DATA)  # over what was never touched
+        except OSError:
+            break
+        if at >= last:
+            break
+        memory.seek(at)
+        data = memory.read(min(4096, last - at))
+        if any(data):
+            byte = rng.randrange(len(data))
+            memory.seek(at + byte)
+            memory.write(bytes([data[byte] ^ 1 << rng.randrange(8)]))
+            flipped += 1
+        at += 4096
+    return flipped
+
+
+def damaged_memory_is_never_served():
+    rng = random.Random(9)
+    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA]) as fleet:
+        prompt = words(600, seed=9)
+        cold = fleet.chat(prompt, **ASK)
+        fleet.await_idle(60)
+        for what in ("payload", "index"):
+            dead = fleet.kill(HOST)
+            wait_for(lambda: not fleet.alive(HOST), "di-kvd to be dead")
+            with parked_memory(fleet) as memory:
+                header = memory.read(128)
+                payload, length = struct.unpack_from("<QQ", header, 24)
+                first, last = (payload, payload + length) if what == "payload" else (128, payload)
+                assert damage(memory, first, last, rng) > 0
+            fleet.up()
+            serves_again(fleet, dead)
+            if what == "payload":
+                wait_for(lambda: fleet.metric(HOST, "di_kv_pages_recovery_bad_total") > 0, "the damage to be found", 60)
+                assert fleet.metric(HOST, "di_kv_pages_recovered_total") == 0
+            again = fleet.chat(prompt, **ASK)
+            assert again.status == 200 and again.text == cold.text, (again.error, again.text)
+            fleet.await_idle(60)
+
+
 def without_parking_a_restart_is_cold():
     with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA, f"{HOST}:kv.park=off"], supervise=True) as fleet:
         prompt = words(600, seed=5)
@@ -262,5 +316,6 @@ def survives_with_systemd():
 
 if __name__ == "__main__":
     main([survives_kill_nine, survives_a_clean_restart, survives_its_engines, streams_go_on_over_a_restart,
-          requests_under_way_when_it_dies_are_right, a_holder_that_dies_is_replaced, without_parking_a_restart_is_cold,
+          requests_under_way_when_it_dies_are_right, a_holder_that_dies_is_replaced,
+          damaged_memory_is_never_served, without_parking_a_restart_is_cold,
           another_size_makes_a_new_arena, dropping_an_arena_leaves_the_store, survives_with_systemd])
