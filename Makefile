@@ -40,6 +40,7 @@ bench: configure                ## numbers of this machine: engine, HTTP server,
 	$(BUILD)/bin/evict_trace
 	$(BUILD)/bin/erasure_bench
 	$(BUILD)/bin/hedge_sim
+	$(BUILD)/bin/directory_bench
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
 
 gpu-check: configure            ## what needs a GPU: its kernels against the reference, and their speed

@@ -62,11 +62,25 @@ Status set_version(sqlite::Database& database) {
 
 // ---- Rows of stripes ---------------------------------------------------------------------------
 
-template <class T>
-void append(Bytes& out, T value) {
-  out.resize(out.size() + sizeof(T));
-  put_le<T>(out.data() + out.size() - sizeof(T), value);
-}
+// Puts values behind each other; the bytes are there.
+class Filler {
+ public:
+  explicit Filler(Bytes& out, std::size_t bytes) : at_((out.resize(bytes), out.data())) {}
+  template <class T>
+  Filler& number(T value) {
+    put_le<T>(at_, value);
+    at_ += sizeof(T);
+    return *this;
+  }
+  Filler& raw(ByteView bytes) {
+    std::copy(bytes.begin(), bytes.end(), at_);
+    at_ += bytes.size();
+    return *this;
+  }
+
+ private:
+  std::byte* at_;
+};
 
 // Takes values off the front; false, for good, when there are too few bytes.
 class Reader {
@@ -99,35 +113,40 @@ bool read_key(ByteView raw, Key& key) {
   return true;
 }
 
-Status bind_row(sqlite::Statement& put, const StripeRow& row) {
-  Bytes pages;
-  Bytes keys;
-  Bytes crcs;
-  Bytes columns;
+Status bind_row(sqlite::Statement& put, const StripeRow& row, StripeWriter::Scratch& scratch) {
+  std::size_t blocks = 0;
+  std::size_t crc_count = row.code.crcs.size();
+  std::size_t names = 0;
   for (const wire::PutPage& page : row.pages) {
-    append(pages, static_cast<std::uint32_t>(page.keys.size()));
-    append(pages, static_cast<std::uint32_t>(page.crcs.size()));
-    append(pages, page.bytes);
-    for (const Key& key : page.keys) keys.insert(keys.end(), key.raw.begin(), key.raw.end());
-    for (const std::uint32_t crc : page.crcs) append(crcs, crc);
+    blocks += page.keys.size();
+    crc_count += page.crcs.size();
   }
-  for (const std::uint32_t crc : row.code.crcs) append(crcs, crc);
+  for (const wire::Column& column : row.columns) names += column.instance.size();
+  Filler pages(scratch.pages, row.pages.size() * 16);
+  Filler keys(scratch.keys, blocks * sizeof(Key));
+  Filler crcs(scratch.crcs, crc_count * sizeof(std::uint32_t));
+  Filler columns(scratch.columns, row.columns.size() * 6 + names);
+  for (const wire::PutPage& page : row.pages) {
+    pages.number(static_cast<std::uint32_t>(page.keys.size()));
+    pages.number(static_cast<std::uint32_t>(page.crcs.size()));
+    pages.number(page.bytes);
+    for (const Key& key : page.keys) keys.raw(key.raw);
+    for (const std::uint32_t crc : page.crcs) crcs.number(crc);
+  }
+  for (const std::uint32_t crc : row.code.crcs) crcs.number(crc);
   for (const wire::Column& column : row.columns) {
-    append(columns, column.column);
-    append(columns, column.volume);
-    append(columns, static_cast<std::uint16_t>(column.instance.size()));
-    const ByteView name = as_bytes(column.instance);
-    columns.insert(columns.end(), name.begin(), name.end());
+    columns.number(column.column).number(column.volume);
+    columns.number(static_cast<std::uint16_t>(column.instance.size())).raw(as_bytes(column.instance));
   }
   return put.bind(1, static_cast<std::int64_t>(row.id))
       .bind(2, ByteView(row.fingerprint.raw))
       .bind(3, std::int64_t{row.code.data_columns})
       .bind(4, std::int64_t{row.code.parity_columns})
       .bind(5, ByteView(row.pages.front().parent.raw))
-      .bind(6, ByteView(pages))
-      .bind(7, ByteView(keys))
-      .bind(8, ByteView(crcs))
-      .bind(9, ByteView(columns))
+      .bind(6, ByteView(scratch.pages))
+      .bind(7, ByteView(scratch.keys))
+      .bind(8, ByteView(scratch.crcs))
+      .bind(9, ByteView(scratch.columns))
       .run();
 }
 
@@ -353,7 +372,7 @@ Result<StripeWriter> Catalogue::stripe_writer() {
 Status StripeWriter::write(std::span<const StripeChange> changes) {
   DI_TRY(database_.exec("BEGIN IMMEDIATE"));
   const auto one = [this](const StripeChange& change) {
-    if (change.row) return bind_row(put_, *change.row);
+    if (change.row) return bind_row(put_, *change.row, scratch_);
     return erase_.bind(1, static_cast<std::int64_t>(change.id)).run();
   };
   for (const StripeChange& change : changes) {

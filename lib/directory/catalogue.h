@@ -39,6 +39,14 @@ class StripeWriter {
   // Errors: io, no_space, busy; the batch may be written again.
   Status write(std::span<const StripeChange> changes);
 
+  // Used again for each row.
+  struct Scratch {
+    Bytes pages;
+    Bytes keys;
+    Bytes crcs;
+    Bytes columns;
+  };
+
  private:
   friend class Catalogue;
   StripeWriter(sqlite::Database database, sqlite::Statement put, sqlite::Statement erase)
@@ -46,6 +54,7 @@ class StripeWriter {
   sqlite::Database database_;
   sqlite::Statement put_;
   sqlite::Statement erase_;
+  Scratch scratch_;
 };
 
 class Catalogue {

@@ -66,7 +66,7 @@ const Key& Index::key_of(BlockRef ref) const {
 
 bool Index::can_read(const StripeColumn& column) const {
   const Store& store = stores_[column.store];
-  if (!store.up) return false;
+  if (!store.up || !store.some_failed) return store.up;
   const auto volume = store.volumes.find(column.volume);
   return volume == store.volumes.end() || volume->second.state != volume_failed;
 }
@@ -180,10 +180,12 @@ void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Ins
 
 // The store's volumes, as they are now, for the placements.
 void Index::targets_changed(std::uint32_t number) {
-  const Store& store = stores_[number];
+  Store& store = stores_[number];
   bool more = false;
+  store.some_failed = false;
   for (const auto& [volume, state] : store.volumes) {
     const Target target{number, volume};
+    store.some_failed = store.some_failed || state.state == volume_failed;
     const bool usable = store.up && store.complete && !store.draining && !store.leaves && state.state == 0;
     more = more || (usable && !placements_.usable(target));
     placements_.set(target, {store.labels, usable, state.bytes_total});
@@ -260,11 +262,21 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
   // Where the last block was found in the store: the next one is usually beside it.
   const Stripe* last = nullptr;
   std::uint32_t last_block = 0;
+  std::uint32_t last_page = 0;
   std::uint32_t last_end = 0;  // of its page
   std::uint64_t last_bytes = 0;
+  const auto goes_on = [&](const Key& key) {
+    if (last == nullptr || last_block + 1 >= last->blocks() || last->keys()[last_block + 1] != key)
+      return false;
+    if (last_block + 1 < last_end) return true;
+    if (!page_readable(*last, last_page + 1)) return false;
+    ++last_page;
+    last_end += last->page_blocks(last_page);
+    last_bytes = last->page_bytes(last_page) / last->page_blocks(last_page);
+    return true;
+  };
   for (std::size_t i = 0; i < wanted; ++i) {
-    if (alive == 0 && i > 0 && store_alive && last != nullptr && last_block + 1 < last_end &&
-        last->keys()[last_block + 1] == keys[i]) {
+    if (alive == 0 && i > 0 && store_alive && goes_on(keys[i])) {
       ++last_block;
       ++answer.hit_blocks;
       ++store.blocks;
@@ -289,6 +301,7 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
       stored = true;
       last = &stripe;
       last_block = ref.block;
+      last_page = page;
       last_end = stripe.page_first(page) + stripe.page_blocks(page);
       last_bytes = bytes;
       return true;

@@ -289,7 +289,8 @@ class Index final : private BlockMap::Keys {
     bool draining = false;
     bool leaves = false;
     bool complete = false;
-    bool gone = false;  // away for repair_after
+    bool gone = false;         // away for repair_after
+    bool some_failed = false;  // of its volumes
     Instant away_since;
     std::uint32_t inventory = 0;  // counts inventories begun
     std::uint64_t next_part = 0;
@@ -350,6 +351,8 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] std::vector<std::uint16_t> lost_columns(const Stripe& stripe) const;
   void consider_repair(std::uint32_t slot, Instant now);
   void scan_for_repairs(Instant now);
+  // The host with the fewest repairs.
+  [[nodiscard]] std::optional<Holder> repair_host() const;
   [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
   void end_repair(std::uint64_t id, std::span<const std::uint32_t> written, Instant now);
 
@@ -373,7 +376,6 @@ class Index final : private BlockMap::Keys {
   std::map<std::uint64_t, Instant> adopting_since_;
   std::uint64_t scan_after_ = 0;  // stripe id
   Instant scan_at_ = instant_never;
-  std::size_t next_repair_host_ = 0;
   std::set<std::uint64_t> changed_;
   bool restoring_ = false;
   bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over

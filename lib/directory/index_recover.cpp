@@ -246,10 +246,25 @@ void Index::scan_for_repairs(Instant now) {
 
 std::vector<Index::Repair> Index::repairs(Instant now) {
   std::vector<Repair> out;
+  repairs_.set_hosts(arenas_.numbers().size());
   while (const auto id = repairs_.next(now)) {
     if (auto repair = start_repair(*id, now)) out.push_back(*std::move(repair));
   }
   return out;
+}
+
+std::optional<Holder> Index::repair_host() const {
+  std::optional<Holder> best;
+  std::size_t best_running = 0;
+  for (const auto& [instance, number] : arenas_.numbers()) {
+    const Holder host{instance, arenas_.host(number).generation};
+    const std::size_t running = repairs_.running_of(host).size();
+    if (!best || running < best_running) {
+      best = host;
+      best_running = running;
+    }
+  }
+  return best;
 }
 
 std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) {
@@ -267,8 +282,8 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
     repairs_.drop(id);
     return std::nullopt;
   }
-  const auto& hosts = arenas_.numbers();
-  if (hosts.empty()) {
+  const std::optional<Holder> host = repair_host();
+  if (!host) {
     repairs_.put_off(id, now);
     return std::nullopt;
   }
@@ -300,8 +315,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
     longest = std::max(longest, stripe.column_bytes(column.column));
   bytes += longest * stripe.form().data_stored();
 
-  const auto host = std::next(hosts.begin(), static_cast<std::ptrdiff_t>(next_repair_host_++ % hosts.size()));
-  running.host = {host->first, arenas_.host(host->second).generation};
+  running.host = *host;
   running.lease = leases_.take(running.host, RequestId{}, {id}, now);
   if (running.lease == 0) {
     repairs_.put_off(id, now);

@@ -44,7 +44,7 @@ std::optional<std::uint64_t> RepairQueue::next(Instant now) {
     entry.paused = false;
     ready_.emplace(entry.rank, entry.order, stripe);
   }
-  if (ready_.empty() || running_.size() >= options_.running_max || budget_at_ > now) return std::nullopt;
+  if (ready_.empty() || busy() || budget_at_ > now) return std::nullopt;
   return std::get<2>(*ready_.begin());
 }
 
@@ -128,7 +128,7 @@ std::size_t RepairQueue::waiting_at(std::uint32_t redundancy) const {
 Instant RepairQueue::next_due() const {
   Instant due = instant_never;
   if (!deadlines_.empty()) due = deadlines_.begin()->first;
-  if (options_.bytes_per_s == 0 || running_.size() >= options_.running_max) return due;
+  if (options_.bytes_per_s == 0 || busy()) return due;
   if (!ready_.empty()) due = std::min(due, budget_at_);
   if (!paused_.empty()) due = std::min(due, std::max(budget_at_, paused_.begin()->first));
   return due;

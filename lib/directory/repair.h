@@ -12,6 +12,7 @@
 // Pure.  Owner: the directory's thread.  Bounds: Options.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -35,6 +36,7 @@ class RepairQueue {
   struct Options {
     std::size_t waiting_max = 65536;
     std::size_t running_max = 16;
+    std::size_t per_host_max = 2;  // a host refuses more than its kv.repairs_max
     std::uint64_t bytes_per_s = 0;  // read and written; 0: no repair
     Duration backoff_min = seconds(1);
     Duration backoff_max = seconds(60);
@@ -59,6 +61,8 @@ class RepairQueue {
   };
 
   explicit RepairQueue(Options options) : options_(options) {}
+  // Hosts that can be asked.
+  void set_hosts(std::size_t count) { hosts_ = count; }
 
   // Adds it, or changes its rank; nothing for one that is running.  False when the queue is full.
   bool want(std::uint64_t stripe, Rank rank);
@@ -102,7 +106,12 @@ class RepairQueue {
   using Place = std::tuple<Rank, std::uint64_t, std::uint64_t>;  // rank, order, stripe
   void pause(std::uint64_t stripe, Waiting& entry, Instant now);
 
+  [[nodiscard]] bool busy() const {
+    return running_.size() >= std::min(options_.running_max, std::max<std::size_t>(hosts_, 1) * options_.per_host_max);
+  }
+
   Options options_;
+  std::size_t hosts_ = 0;
   std::map<std::uint64_t, Waiting> waiting_;
   std::set<Place> ready_;
   std::set<std::pair<Instant, std::uint64_t>> paused_;
