@@ -59,10 +59,16 @@ struct DestroyQueuePair {
 
 using Context = std::unique_ptr<ibv_context, CloseContext>;
 
-// The ports with that device name; of every device when it is empty.
+Error no_device() {
+  return Error{Code::not_found, 0, "verbs: this machine has no RDMA device"};
+}
+
+// The device of that name; when it is empty, the first with an active port.
 Result<Context> open_context(const VerbsPort& wanted) {
   int count = 0;
   ibv_device** list = ::ibv_get_device_list(&count);
+  // A kernel without RDMA.
+  if (list == nullptr && errno == ENOSYS) return no_device();
   if (list == nullptr) return verbs_error("verbs: list of devices", errno);
   Context found;
   std::string named = "none";
@@ -81,7 +87,7 @@ Result<Context> open_context(const VerbsPort& wanted) {
   }
   ::ibv_free_device_list(list);
   if (found) return found;
-  if (count == 0) return Error{Code::not_found, 0, "verbs: this machine has no RDMA device"};
+  if (count == 0) return no_device();
   if (wanted.device.empty()) return Error{Code::not_found, 0, "verbs: no device has an active port"};
   return Error{Code::not_found, 0, "verbs: no device " + wanted.device + "; there are: " + named};
 }

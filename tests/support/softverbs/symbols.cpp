@@ -1,5 +1,6 @@
 // What libibverbs exports, and what it reaches through ibv_context.ops.
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -439,8 +440,14 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* at, std::size_t bytes, std::uint64_t 
 ibv_mr* ibv_reg_mr(ibv_pd* pd, void* at, std::size_t bytes, int access) {
   return ibv_reg_mr_iova2(pd, at, bytes, reinterpret_cast<std::uint64_t>(at), static_cast<unsigned>(access));
 }
-ibv_mr* ibv_reg_dmabuf_mr(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int) {
-  return fail<ibv_mr>(EOPNOTSUPP);
+// Of a memfd that the caller has mapped at `iova`, as a GPU's driver maps its memory.
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t bytes, std::uint64_t iova, int fd,
+                          int access) {
+  struct stat file {};
+  if (::fstat(fd, &file) != 0) return fail<ibv_mr>(EBADF);
+  const auto length = static_cast<std::uint64_t>(file.st_size);
+  if (offset > length || bytes > length - offset) return fail<ibv_mr>(EINVAL);
+  return ibv_reg_mr_iova2(pd, reinterpret_cast<void*>(iova), bytes, iova, static_cast<unsigned>(access));
 }
 int ibv_dereg_mr(ibv_mr* base) {
   Lock lock = lock_nic();

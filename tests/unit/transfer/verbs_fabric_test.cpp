@@ -39,8 +39,7 @@ struct VerbsFabricTest : testing::Test {
     options.bounce_bytes = 1 << 20;
     options.window_bytes = 256 << 10;
     options.dial_pause_min = milliseconds(5);
-    options.stall_max = milliseconds(200);
-    options.cancel_wait = milliseconds(50);
+    options.cancel_wait = seconds(10);
     return options;
   }
   std::string start(Node& node, const VerbsFabricOptions& options) {
@@ -128,7 +127,7 @@ TEST_F(VerbsFabricTest, cancelled_memory_is_in_quarantine_until_its_units_are_an
 }
 
 TEST_F(VerbsFabricTest, peer_that_does_not_answer_a_cancel_loses_its_connection) {
-  start_both();
+  start_both([](VerbsFabricOptions& options) { options.cancel_wait = milliseconds(50); });
   connect();
   Bytes into(64 << 10, std::byte{3});
   std::fill(b.region.slot(1).begin(), b.region.slot(1).end(), std::byte{9});
@@ -164,7 +163,9 @@ TEST_F(VerbsFabricTest, concealed_waits_for_the_device) {
 }
 
 TEST_F(VerbsFabricTest, device_that_never_ends_an_access_is_reset_before_the_slot_is_free) {
-  start_both();
+  start_both([](VerbsFabricOptions& options) {
+    if (options.self.instance == "di-kvd.b") options.stall_max = milliseconds(100);
+  });
   connect();
   const Bytes bytes(64 << 10, std::byte{2});
   write(bytes);
@@ -195,7 +196,7 @@ TEST_F(VerbsFabricTest, failed_request_ends_what_had_begun_and_the_next_connects
 }
 
 TEST_F(VerbsFabricTest, lost_completion_ends_as_a_stall) {
-  start_both();
+  start_both([](VerbsFabricOptions& options) { options.stall_max = milliseconds(1000); });
   connect();
   softverbs::lose_completion_nth(2);  // of the data: no answer ever comes
   EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::unreachable);
@@ -204,8 +205,8 @@ TEST_F(VerbsFabricTest, lost_completion_ends_as_a_stall) {
 
 TEST_F(VerbsFabricTest, operation_that_is_not_done_in_time_ends_as_timeout) {
   start_both([](VerbsFabricOptions& options) {
-    options.op_wait = milliseconds(60);
-    options.stall_max = seconds(10);
+    options.op_wait = milliseconds(1000);
+    options.cancel_wait = milliseconds(50);
   });
   connect();
   const Bytes bytes(64 << 10, std::byte{2});
@@ -246,6 +247,23 @@ TEST_F(VerbsFabricTest, slot_that_is_not_registered_is_not_reached) {
     if (options.self.instance == "di-kvd.b") options.memory.clear();
   });
   EXPECT_EQ(finished(write(Bytes(8, std::byte{1}))), Code::io);
+}
+
+// As memory of a GPU would be: by a descriptor and an offset in it.
+TEST_F(VerbsFabricTest, memory_behind_a_descriptor_is_registered_by_it) {
+  constexpr std::uint64_t from = TestRegion::index_bytes;
+  start_both([&](VerbsFabricOptions& options) {
+    if (options.self.instance != "di-kvd.b") return;
+    options.memory = {{{b.region.base + from, TestRegion::file_bytes - from}, b.region.fd.get(), from}};
+  });
+  const Bytes bytes(1 << 20, std::byte{5});
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), b.region.slot(0).begin()));
+  Node c;
+  VerbsFabricOptions beyond = options_of(c, "di-kvd.c");
+  beyond.memory[0].dmabuf = c.region.fd.get();
+  beyond.memory[0].dmabuf_offset = 1;
+  EXPECT_FALSE(make_verbs_fabric(loop, beyond).ok()) << "beyond its end";
 }
 
 TEST_F(VerbsFabricTest, what_is_sealed_is_refused_by_both_sides) {
