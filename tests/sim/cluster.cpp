@@ -76,6 +76,18 @@ Settings make_settings(Rng& rng, bool calm) {
   settings.overlap = rng.chance(0.7);
   settings.admit = rng.chance(0.7) ? host::Admit::always : host::Admit::second_sighting;
   settings.store_fails = rng.chance(0.4) ? rng.uniform() * 0.2 : 0;
+  switch (rng.below(3)) {
+    case 0:
+      break;  // 1+0
+    case 1:
+      settings.geometry = {2, 1};
+      settings.stores = 2 + rng.below(2);
+      break;
+    default:
+      settings.geometry = {4, 2};
+      settings.stores = 4 + rng.below(3);
+      break;
+  }
   settings.lines = make_script(rng);
   if (calm) {
     // No hold that is shorter than what is measured, and no store that refuses.
@@ -394,6 +406,10 @@ class Cluster {
         make_drop();
         continue;
       }
+      if (rng.chance(0.3)) {
+        make_damage(when, rng.below(stores_.size()), rng.chance(0.3));
+        continue;
+      }
       world_.after(when, [=, this] {
         if (kind < 55) {
           if (!world_.alive(victim)) return;
@@ -508,6 +524,23 @@ class Cluster {
     } else {
       world_.freeze(ambush.sender ? from : to, ambush.away);
     }
+  }
+
+  // Bits of a column flip where it is kept, or a disk is gone with all there is on it.
+  void make_damage(Duration when, std::size_t store, bool all) {
+    world_.after(when, [this, store, all] {
+      StoreDisk& disk = store_disks_[store];
+      if (all) {
+        if (world_.alive(stores_[store])) world_.kill(stores_[store]);
+        disk.columns.clear();
+        world_.after(milliseconds(300), [this, store] { world_.start(stores_[store]); });
+      } else if (!disk.columns.empty()) {
+        auto column = disk.columns.begin();
+        std::advance(column, static_cast<std::ptrdiff_t>(world_.rng.below(disk.columns.size())));
+        Bytes& bytes = column->second.payload;
+        bytes[world_.rng.below(bytes.size())] ^= std::byte{0x20};
+      }
+    });
   }
 
   std::size_t rng_pick(std::size_t any) const { return any % 2 == 0 ? prefill_[0] : decode_[0]; }
