@@ -351,8 +351,8 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] std::vector<std::uint16_t> lost_columns(const Stripe& stripe) const;
   void consider_repair(std::uint32_t slot, Instant now);
   void scan_for_repairs(Instant now);
-  // The host with the fewest repairs.
-  [[nodiscard]] std::optional<Holder> repair_host() const;
+  // The host with the fewest repairs; among equals they take turns.
+  [[nodiscard]] std::optional<Holder> repair_host();
   [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
   void end_repair(std::uint64_t id, std::span<const std::uint32_t> written, Instant now);
 
@@ -378,6 +378,7 @@ class Index final : private BlockMap::Keys {
   Instant scan_at_ = instant_never;
   std::set<std::uint64_t> changed_;
   bool restoring_ = false;
+  std::size_t next_repair_host_ = 0;
   bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over
 
   std::deque<Store> stores_;  // by number

@@ -253,11 +253,15 @@ std::vector<Index::Repair> Index::repairs(Instant now) {
   return out;
 }
 
-std::optional<Holder> Index::repair_host() const {
+std::optional<Holder> Index::repair_host() {
+  const auto& hosts = arenas_.numbers();
   std::optional<Holder> best;
   std::size_t best_running = 0;
-  for (const auto& [instance, number] : arenas_.numbers()) {
-    const Holder host{instance, arenas_.host(number).generation};
+  ++next_repair_host_;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const auto at =
+        std::next(hosts.begin(), static_cast<std::ptrdiff_t>((next_repair_host_ + i) % hosts.size()));
+    const Holder host{at->first, arenas_.host(at->second).generation};
     const std::size_t running = repairs_.running_of(host).size();
     if (!best || running < best_running) {
       best = host;

@@ -52,7 +52,7 @@ TEST_F(RepairTest, RateIsKept) {
 
 // A host refuses what is above its own bound, and a refusal costs the stripe a pause.
 TEST_F(RepairTest, NoMoreThanTheHostsTake) {
-  RepairQueue many{{.running_max = 16, .bytes_per_s = 1000, .per_host_max = 2}};
+  RepairQueue many{{.running_max = 16, .per_host_max = 2, .bytes_per_s = 1000}};
   for (std::uint64_t stripe = 1; stripe <= 6; ++stripe) EXPECT_TRUE(many.want(stripe, {}));
   many.set_hosts(1);
   for (const std::uint64_t stripe : {1U, 2U}) {
