@@ -35,7 +35,6 @@ constexpr Command table[] = {
     {"resume", "INSTANCE", Scope::named, "take work again"},
     {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count"},
     {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second"},
-    {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds"},
     {"kv du", "", Scope::each, "bytes in the store by layout and geometry", "di-meta"},
     {"kv repair", "[now]", Scope::each, "stripes that wait for repair; now: without further pause", "di-meta"},
     {"kv drain", "[STORE] [off]", Scope::each, "empty a store node for good; what is left on it", "di-meta"},
