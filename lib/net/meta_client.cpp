@@ -1,6 +1,8 @@
 #include "net/meta_client.h"
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/crypto.h"
 #include "base/log.h"
@@ -20,7 +22,8 @@ struct MetaClient::Impl {
         self(std::move(s)),
         events(std::move(v)),
         boot(random_u64()),
-        again(loop, loop::TimerKind::liveness, "register again", [this] { register_self(); }) {}
+        again(loop, loop::TimerKind::liveness, "register again", [this] { register_self(); }),
+        told_late(loop, loop::TimerKind::liveness, "nobody hears that we leave", [this] { told(); }) {}
 
   // What di-meta says is believed of di-meta only: of the connection to its address.
   bool is_from_meta(const Incoming& in) const {
@@ -77,6 +80,19 @@ struct MetaClient::Impl {
     }
   }
 
+  // What the fleet knows of our state.
+  void listed(const std::vector<Member>& members) {
+    const auto here = std::find_if(members.begin(), members.end(),
+                                   [this](const Member& member) { return member.id == self.id; });
+    constexpr std::uint8_t leaves = 2;
+    known_state = here == members.end() ? leaves : here->state;
+    if (known_state == self.state) told();
+  }
+  void told() {
+    told_late.cancel();
+    if (const auto then = std::exchange(when_told, nullptr)) then();
+  }
+
   Endpoint& endpoint;
   Member self;
   Events events;
@@ -86,6 +102,9 @@ struct MetaClient::Impl {
   std::uint64_t epoch = 0;
   std::uint32_t epoch_generation = 0;  // di-meta's, whose epochs start over
   loop::Timer again;
+  std::uint8_t known_state = 0;
+  std::function<void()> when_told;
+  loop::Timer told_late;
 };
 
 MetaClient::MetaClient(loop::Loop& loop, Endpoint& endpoint, const std::string& meta_endpoint, Member self,
@@ -101,6 +120,7 @@ MetaClient::MetaClient(loop::Loop& loop, Endpoint& endpoint, const std::string& 
     impl->epoch = list.epoch;
     impl->epoch_generation = in.header.sender_generation;
     impl->endpoint.set_members(list.members);
+    impl->listed(list.members);
     if (impl->events.members) impl->events.members(list.members);
   });
   endpoint.set_bootstrap(meta_endpoint, [impl](const From& from) {
@@ -122,6 +142,15 @@ void MetaClient::set_state(std::uint8_t state) {
   impl_->self.state = state;
   if (impl_->endpoint.up(impl_->meta_id)) {
     static_cast<void>(impl_->endpoint.send(impl_->meta_id, wire::meta_state{state}));
+  }
+}
+
+void MetaClient::when_told(std::function<void()> then) {
+  impl_->when_told = std::move(then);
+  if (!impl_->endpoint.up(impl_->meta_id) || impl_->known_state == impl_->self.state) {
+    impl_->told();
+  } else {
+    impl_->told_late.start_after(told_wait);
   }
 }
 

@@ -15,6 +15,8 @@
 
 namespace di::net {
 
+inline constexpr Duration told_wait = milliseconds(200);
+
 class MetaClient {
  public:
   struct Events {
@@ -37,6 +39,10 @@ class MetaClient {
   void publish(Member self);
   // 0 up, 1 draining, 2 leaves.
   void set_state(std::uint8_t state);
+  // Calls `then` when the fleet has heard the state that was set, so that nobody takes the end of this process
+  // for a loss: when di-meta's list says so, at once when it does already or di-meta is not up, at the
+  // latest after told_wait.
+  void when_told(std::function<void()> then);
 
   // The instance number of di-meta; 0 while it is not up.
   [[nodiscard]] PeerId meta() const;

@@ -20,6 +20,8 @@ int order_of(const Member& m) {
   return 5;  // di-meta
 }
 
+constexpr std::string_view broken = "connection broken";
+
 bool is_rank(const Member& m) {
   return order_of(m) == 1;
 }
@@ -143,7 +145,7 @@ struct Endpoint::Impl {
       // A later turn: the caller is in the middle of something.
       const std::uint32_t generation = peer.member.generation;
       const std::string_view reason =
-          status.error().code == Code::busy ? "does not read" : "connection broken";
+          status.error().code == Code::busy ? "does not read" : broken;
       loop.post("peer lost", [this, alive_now = alive, to, generation, reason] {
         if (*alive_now) lose(to, generation, reason);
       });
@@ -181,7 +183,7 @@ struct Endpoint::Impl {
   void disconnected(ConnectionId connection) {
     const auto found = links.find(connection);
     if (found == links.end()) return;
-    drop(connection, "connection broken");
+    drop(connection, broken);
   }
 
   // Ends a connection: closes ours, marks theirs.  The peer on it is lost.
@@ -216,8 +218,13 @@ struct Endpoint::Impl {
     ++counters.peers_lost;
     const PeerId id = peer.member.id;
     const std::uint32_t generation = peer.member.generation;
-    log_warn("net", "peer lost",
-             {{"peer", peer.member.instance}, {"generation", generation}, {"reason", reason}});
+    // Whoever said that it drains or leaves and closes its connection has stopped; nobody has to look.
+    if (reason == broken && (peer.member.state != 0 || !peer.listed)) {
+      log_info("net", "peer left", {{"peer", peer.member.instance}, {"generation", generation}});
+    } else {
+      log_warn("net", "peer lost",
+               {{"peer", peer.member.instance}, {"generation", generation}, {"reason", reason}});
+    }
     forget_unlisted(id);
     if (peer_lost) peer_lost(id, generation);
   }
