@@ -37,6 +37,7 @@ bench: configure                ## numbers of this machine: engine, HTTP server,
 	$(BUILD)/bin/engine_bench
 	$(BUILD)/bin/http_bench
 	$(BUILD)/bin/transfer_bench
+	$(BUILD)/bin/store_bench
 	$(BUILD)/bin/evict_trace
 	$(BUILD)/bin/erasure_bench
 	$(BUILD)/bin/hedge_sim

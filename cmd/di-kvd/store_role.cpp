@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "base/clock.h"
 #include "base/crypto.h"
 #include "net/envelope.h"
 
@@ -20,6 +21,10 @@ namespace {
 // Longer than any answer is waited for, shorter than a test's patience.
 constexpr Duration fault_delay = milliseconds(1500);
 constexpr std::size_t delayed_max = 64;
+// A volume that is written once from end to end says so often how far it is.
+constexpr Duration progress_every = seconds(10);
+// The disk is looked at every second; without a look, or with one that found it failed, the store is not ready.
+constexpr Duration disk_late_after = seconds(10);
 
 // Passes slot writes (meta data is single pages) through the fault point in their middle.
 class FaultDisk final : public store::Disk {
@@ -104,16 +109,38 @@ Status store_validate(const StoreConfig& config) {
 Result<store::DiskFile> StoreRole::make_volume() const {
   const std::string fresh = config_.path + ".new";
   ::unlink(fresh.c_str());
-  Result<store::DiskFile> made = store::disk_create(fresh, config_.capacity_bytes, config_.prewrite);
+  const MonotonicClock clock;
+  Instant told = clock.now();
+  const auto progress = [&](std::uint64_t bytes) {
+    if (clock.now() - told < progress_every) return;
+    told = clock.now();
+    log_info("store", "volume is being written once",
+             {{"path", config_.path}, {"bytes", bytes}, {"of_bytes", config_.capacity_bytes}});
+  };
+  Result<store::DiskFile> made =
+      store::disk_create(fresh, config_.capacity_bytes, config_.prewrite, progress);
   if (!made) return made.error();
-  store::Volume::FormatOptions options;
-  options.segment_bytes = config_.segment_bytes;
-  random_bytes(options.uuid);
-  if (Status formatted = store::Volume::format(*made->disk, options); !formatted.ok())
-    return formatted.error();
+  if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
   if (std::rename(fresh.c_str(), config_.path.c_str()) != 0) return errno_error("rename " + fresh);
   log_info("store", "volume made", {{"path", config_.path}, {"bytes", config_.capacity_bytes}});
   return made;
+}
+
+Status StoreRole::format(store::Disk& disk) const {
+  store::Volume::FormatOptions options;
+  options.segment_bytes = config_.segment_bytes;
+  random_bytes(options.uuid);
+  return store::Volume::format(disk, options);
+}
+
+// A block device becomes a volume when nobody has written to its beginning: never in place of something else.
+Status StoreRole::make_on_device(store::Disk& disk) const {
+  const Result<bool> blank = store::disk_is_blank(disk);
+  if (!blank) return blank.error();
+  if (!*blank) return {};
+  if (Status formatted = format(disk); !formatted.ok()) return formatted.error().in(config_.path);
+  log_info("store", "volume made", {{"path", config_.path}, {"bytes", disk.bytes()}});
+  return {};
 }
 
 Status StoreRole::on_prepare(daemon::Daemon& daemon) {
@@ -121,10 +148,13 @@ Status StoreRole::on_prepare(daemon::Daemon& daemon) {
   Result<store::DiskFile> file = store::disk_open(config_.path);
   if (!file && file.error().code == Code::not_found) file = make_volume();
   if (!file) return file.error();
+  if (file->device) DI_TRY(make_on_device(*file->disk));
   Result<std::unique_ptr<store::Volume>> volume = store::Volume::open(*file->disk);
   if (!volume) return volume.error().in(config_.path);
   const store::Geometry& geometry = (*volume)->geometry();
-  if (geometry.volume_bytes != config_.capacity_bytes || geometry.segment_bytes != config_.segment_bytes) {
+  // A device is as long as it is.
+  const bool length_fits = file->device || geometry.volume_bytes == config_.capacity_bytes;
+  if (!length_fits || geometry.segment_bytes != config_.segment_bytes) {
     return Error{Code::invalid, 0,
                  config_.path + ": was made with store.capacity of " + std::to_string(geometry.volume_bytes) +
                      " bytes and store.segment_bytes = " + std::to_string(geometry.segment_bytes) +
@@ -155,6 +185,7 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   options.scrub = {config_.scrub_interval, config_.scrub_bytes_per_s};
   store::Server::Hooks hooks;
   hooks.scrub_beat = [&beat = daemon.heartbeat("store-scrub", store::Scrub::late_after)] { beat(); };
+  hooks.disk_beat = [&beat = daemon.heartbeat("store-disk", disk_late_after)] { beat(); };
   // A peer that is not up any more was reported lost, or will be.
   hooks.send = [this](const wire::Envelope& message) {
     static_cast<void>(net::envelope_send(daemon_->endpoint(), message));
@@ -317,6 +348,21 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
   gauge("di_store_segments_open", "Segments whose headers a restart would read", &Stats::segments_open);
   metrics.gauge_from("di_store_broken", "1 when a write of the tables failed and puts are refused",
                      [this] { return server_->volume().broken() ? 1 : 0; });
+  metrics.gauge_from("di_store_disk_state", "0 in service, 1 avoided (slow or full), 2 failed",
+                     [this] { return static_cast<std::int64_t>(server_->disk_state()); });
+  const store::DiskFigures& disk = server_->disk_figures();
+  const std::string_view errors = "Accesses to the disk that failed, and payloads that did not match";
+  const auto disk_error = [&](std::string_view what, const std::atomic<std::uint64_t>& cell) {
+    metrics.counter_from(
+        "di_store_disk_errors_total", errors, [&cell] { return cell.load(std::memory_order_relaxed); },
+        {{"what", std::string(what)}});
+  };
+  disk_error("read", disk.read_errors);
+  disk_error("write", disk.write_errors);
+  disk_error("no_space", disk.no_space);
+  disk_error("corrupt", disk.corrupt);
+  metrics.histogram_from("di_store_disk_read_us", "One read of the disk", disk.read_us);
+  metrics.histogram_from("di_store_disk_write_us", "One write of the disk", disk.write_us);
   metrics.gauge_from("di_store_io_pending", "Disk tasks queued or running",
                      [this] { return static_cast<std::int64_t>(server_->io_pending()); });
   metrics.held_from("reads", [this] { return static_cast<std::int64_t>(server_->transfers()); });
@@ -383,7 +429,10 @@ bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply repl
   daemon::Row row;
   row.text("place", daemon_->instance())
       .text("tier", "store")
-      .text("state", server_->volume().broken() ? "broken" : "up")
+      .text("state", server_->volume().broken()                            ? "broken"
+                     : server_->disk_state() == store::DiskState::good ? "up"
+                                                                       : store::disk_state_name(server_->disk_state()))
+      .text("reason", server_->disk_reason())
       .number("volume", store::Server::volume_number)
       .text("path", config_.path)
       .boolean("direct", direct_)

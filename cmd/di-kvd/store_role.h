@@ -44,6 +44,8 @@ class StoreRole final : public daemon::Program {
 
  private:
   Result<store::DiskFile> make_volume() const;
+  Status make_on_device(store::Disk& disk) const;
+  Status format(store::Disk& disk) const;
   void register_metrics(daemon::Metrics& metrics);
   void peer_up(const net::Member& member);
   void peer_lost(net::PeerId id);

@@ -216,6 +216,8 @@ class ArenaClient {
   [[nodiscard]] std::uint32_t generation() const { return generation_; }
   // To be kept for map(): it does not count as a use of the memory, and must not be used as one.
   [[nodiscard]] const std::shared_ptr<ArenaMapping>& mapping() const { return mapping_; }
+  // The payload of all slots, for who tells a device about it; what is in it is asked for by slot.
+  [[nodiscard]] MutableByteView memory() const { return {mapping_->payload_, mapping_->payload_bytes_}; }
 
   // True while `ref` names the page it named when it was handed out.  A reader that copied bytes asks
   // again afterwards: a pin makes the answer always true, so false is a bug of somebody.

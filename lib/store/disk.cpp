@@ -13,9 +13,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "base/assert.h"
 #include "base/fd.h"
+#include "base/time.h"
 
 namespace di::store {
 
@@ -60,6 +62,10 @@ class FileDisk final : public Disk {
  public:
   FileDisk(Fd fd, std::string path, std::uint64_t bytes)
       : fd_(std::move(fd)), path_(std::move(path)), bytes_(bytes) {}
+  // A ring that had the file registered may keep it open for a while.
+  ~FileDisk() override { ::flock(fd_.get(), LOCK_UN); }
+  FileDisk(const FileDisk&) = delete;
+  FileDisk& operator=(const FileDisk&) = delete;
 
   [[nodiscard]] std::uint64_t bytes() const override { return bytes_; }
   [[nodiscard]] int descriptor() const override { return fd_.get(); }
@@ -161,11 +167,14 @@ Result<Fd> open_direct(const std::string& path, int flags, bool& direct) {
   return fd;
 }
 
+// The kernel takes a moment to let go of the ring, and with it of the file, of a process that was killed.
 Status lock(int fd, const std::string& path) {
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
-  if (errno == EWOULDBLOCK)
-    return Error{Code::busy, EWOULDBLOCK, path + ": another process has this volume open"};
-  return errno_error("lock " + path);
+  for (int tries = 0; ::flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK) return errno_error("lock " + path);
+    if (tries == 100) return Error{Code::busy, EWOULDBLOCK, path + ": another process has this volume open"};
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return {};
 }
 
 }  // namespace

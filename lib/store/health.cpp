@@ -37,6 +37,25 @@ bool DiskHealth::slow(const Sample& sample) {
   return false;
 }
 
+std::uint64_t LastPercentile::p99(const Histogram& histogram) {
+  std::array<std::uint64_t, Histogram::bucket_count> fresh{};
+  std::uint64_t total = 0;
+  for (int bucket = 0; bucket < Histogram::bucket_count; ++bucket) {
+    const auto at = static_cast<std::size_t>(bucket);
+    const std::uint64_t now = histogram.in_bucket(bucket);
+    fresh[at] = now - before_[at];
+    before_[at] = now;
+    total += fresh[at];
+  }
+  // The smallest value that at most one in a hundred is above.
+  std::uint64_t above = 0;
+  for (int bucket = Histogram::bucket_count - 1; bucket >= 0; --bucket) {
+    above += fresh[static_cast<std::size_t>(bucket)];
+    if (above * 100 > total) return Histogram::upper_bound(bucket);
+  }
+  return 0;
+}
+
 DiskState DiskHealth::step(const Sample& sample, Instant now) {
   const bool is_slow = slow(sample);
   const bool counted = sample.ended > last_.ended;

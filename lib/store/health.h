@@ -17,10 +17,12 @@
 // Owner: whoever calls it, one thread.  Bounds: errors_max + corrupt_max times that are kept.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string_view>
 
+#include "base/histogram.h"
 #include "base/time.h"
 
 namespace di::store {
@@ -82,6 +84,15 @@ class DiskHealth {
   Instant avoid_since_ = instant_never;  // for slowness
   double past_us_ = 0;
   std::uint32_t past_ = 0;
+};
+
+// The 99th percentile of what was recorded since the last question.
+class LastPercentile {
+ public:
+  [[nodiscard]] std::uint64_t p99(const Histogram& histogram);
+
+ private:
+  std::array<std::uint64_t, Histogram::bucket_count> before_{};
 };
 
 }  // namespace di::store

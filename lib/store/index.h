@@ -33,6 +33,21 @@ class SlotIndex {
     }
   }
 
+  // Room for so many entries without growing on the way; the index is empty.
+  void reserve(std::size_t entries);
+  // For many in a row: asks memory for what find() and insert() will look at first, and says which slot
+  // that is, or none.
+  void prefetch(std::uint64_t stripe) const {
+    const std::uint64_t hash = hash_of(stripe);
+    const Shard& shard = shards_[hash % shards];
+    if (!shard.cells.empty()) __builtin_prefetch(&shard.cells[home(hash, shard.cells.size())]);
+  }
+  [[nodiscard]] std::uint32_t first_looked_at(std::uint64_t stripe) const {
+    const std::uint64_t hash = hash_of(stripe);
+    const Shard& shard = shards_[hash % shards];
+    return shard.cells.empty() ? none : shard.cells[home(hash, shard.cells.size())];
+  }
+
   // `number` is not in the index.
   template <class StripeOf>
   void insert(std::uint64_t stripe, std::uint32_t number, const StripeOf& stripe_of) {

@@ -144,6 +144,7 @@ class IoPool::Engine {
     std::shared_ptr<ColumnRead> job;
     std::list<Column>::iterator self;
     std::optional<SlotHeader> header;
+    const std::vector<std::uint32_t>* segments = nullptr;  // once known: the header's, or the job's
     std::array<std::uint64_t, kv::groups_max + 1> segment_at{};  // in the payload
     MutableByteView whole;  // given: what is read before the header is known goes there
     std::vector<Part> parts;
@@ -212,6 +213,7 @@ class IoPool::Engine {
   void step_head(Column& column);
   void step_part(Column& column);
   void head_arrived(Column& column, ByteView bytes);
+  void segments_known(Column& column, const std::vector<std::uint32_t>& segments);
   void make_parts(Column& column);
   void part_arrived(Column& column, std::size_t index);
   void groups_arrived(Column& column);
@@ -254,8 +256,10 @@ void IoPool::Engine::take(Inbox&& inbox) {
   for (MemoryChange& change : inbox.memory) {
     if (change.add) {
       queue_.memory_add(change.memory);
+      pool_.ended(nullptr);
     } else {
       queue_.memory_remove(change.memory);
+      pool_.ended(nullptr);
       pool_.report(std::move(change.removed));
     }
   }
@@ -338,6 +342,7 @@ void IoPool::Engine::submit(DiskOp& op, Access&& access) {
   kept.kind = op.kind;
   kept.bytes = op.bytes();
   kept.began = clock_.now();
+  pool_.figures_.begun.fetch_add(1, std::memory_order_relaxed);
   op.tag = index;
   switch (kept.what) {
     case Access::What::column:
@@ -408,6 +413,7 @@ void IoPool::Engine::done(const DiskQueue::Done& one) {
       --writes_;
       Writing& put = *access.put;
       put.outcome.status = one.status;
+      put.outcome.slot_sound = !one.status.ok() && one.status.error().code == Code::no_space;
       if (one.status.ok() && put.job->current && !put.job->current()) {
         put.outcome.status = Error{Code::stale, 0, "the slot was given up"};
         put.outcome.slot_sound = true;
@@ -432,7 +438,7 @@ bool IoPool::Engine::wants(const Column& column) {
   if (!column.begun) return true;
   if (column.elsewhere || column.next_part >= column.parts.size()) return false;
   if (column.job->half && column.outstanding > 0) return false;
-  return column.header || !column.whole.empty();
+  return column.segments != nullptr || !column.whole.empty();
 }
 
 void IoPool::Engine::queue_column(Column& column, bool first) {
@@ -464,6 +470,14 @@ void IoPool::Engine::step_head(Column& column) {
     const MutableByteView whole = job.whole();
     if (whole.size() == read.payload_bytes) column.whole = whole;
   }
+  for (std::uint64_t at = 0; at < column.whole.size(); at += run_bytes_max) {
+    column.parts.push_back({at, std::min<std::uint64_t>(run_bytes_max, column.whole.size() - at)});
+  }
+  if (!column.whole.empty() && !job.segments.empty() && !job.verify) {
+    segments_known(column, job.segments);
+    if (column.segment_at[job.segments.size()] == read.payload_bytes) return;
+    return fail(column, Error{Code::corrupt, 0, "a column of another length than it should have"});
+  }
   DiskOp op;
   op.kind = DiskOp::Kind::read;
   op.offset = read.offset;
@@ -473,9 +487,6 @@ void IoPool::Engine::step_head(Column& column) {
   access.buffer = buffers_.take(read.slot_class.header_bytes);
   op.add(access.buffer.bytes);
   if (!column.whole.empty()) {
-    for (std::uint64_t at = 0; at < column.whole.size(); at += run_bytes_max) {
-      column.parts.push_back({at, std::min<std::uint64_t>(run_bytes_max, column.whole.size() - at)});
-    }
     op.add(column.whole.first(column.parts[0].bytes));
     column.next_part = 1;
   }
@@ -492,7 +503,7 @@ void IoPool::Engine::step_part(Column& column) {
   if (!column.whole.empty()) {
     op.add(column.whole.subspan(part.offset, part.bytes));
   } else {
-    const auto groups = static_cast<std::uint32_t>(column.header->shard.segments.size());
+    const auto groups = static_cast<std::uint32_t>(column.segments->size());
     for (std::uint32_t group = column.job->from_group; group < groups; ++group) {
       const std::uint64_t first = std::max(column.segment_at[group], part.offset);
       const std::uint64_t last = std::min(column.segment_at[group + 1], part.offset + part.bytes);
@@ -526,9 +537,7 @@ void IoPool::Engine::head_arrived(Column& column, ByteView bytes) {
   if (job.from_group >= segments.size()) {
     return fail(column, Error{Code::invalid, 0, "a read from behind the last segment"});
   }
-  for (std::size_t group = 0; group < segments.size(); ++group) {
-    column.segment_at[group + 1] = column.segment_at[group] + segments[group];
-  }
+  segments_known(column, segments);
   for (std::uint32_t group = job.from_group; group < segments.size(); ++group) {
     const Result<MutableByteView> segment = segment_of(column, group);
     if (!segment) return fail(column, segment.error());
@@ -540,8 +549,16 @@ void IoPool::Engine::head_arrived(Column& column, ByteView bytes) {
   if (column.whole.empty()) make_parts(column);
 }
 
+void IoPool::Engine::segments_known(Column& column, const std::vector<std::uint32_t>& segments) {
+  DI_ASSERT(segments.size() <= kv::groups_max);
+  column.segments = &segments;
+  for (std::size_t group = 0; group < segments.size(); ++group) {
+    column.segment_at[group + 1] = column.segment_at[group] + segments[group];
+  }
+}
+
 void IoPool::Engine::make_parts(Column& column) {
-  const auto groups = static_cast<std::uint32_t>(column.header->shard.segments.size());
+  const auto groups = static_cast<std::uint32_t>(column.segments->size());
   for (std::uint32_t group = column.job->from_group; group < groups; ++group) {
     const std::uint64_t at = column.segment_at[group];
     const std::uint64_t bytes = column.segment_at[group + 1] - at;
@@ -566,10 +583,9 @@ void IoPool::Engine::part_arrived(Column& column, std::size_t index) {
 }
 
 void IoPool::Engine::groups_arrived(Column& column) {
-  if (column.failed || !column.header || column.elsewhere) return;
+  if (column.failed || column.segments == nullptr || column.elsewhere) return;
   const ColumnRead& job = *column.job;
-  const Shard& shard = column.header->shard;
-  const auto groups = static_cast<std::uint32_t>(shard.segments.size());
+  const auto groups = static_cast<std::uint32_t>(column.segments->size());
   const std::uint64_t there = column.in_order == 0 ? column.segment_at[job.from_group]
                                                    : column.parts[column.in_order - 1].offset +
                                                          column.parts[column.in_order - 1].bytes;
@@ -578,12 +594,12 @@ void IoPool::Engine::groups_arrived(Column& column) {
     if (job.verify) {
       const Result<MutableByteView> segment = segment_of(column, column.next_group);
       if (!segment) return fail(column, segment.error());
-      if (crc32c(*segment) != shard.crcs()[column.next_group]) {
+      if (crc32c(*segment) != column.header->shard.crcs()[column.next_group]) {
         fail(column, Error{Code::corrupt, 0, "a segment does not match its checksum"});
         break;
       }
     }
-    column.bytes += shard.segments[column.next_group];
+    column.bytes += (*column.segments)[column.next_group];
     ++column.next_group;
   }
   if (column.next_group == before || column.next_group == groups || !job.arrived) return;
@@ -609,18 +625,18 @@ void IoPool::Engine::settle(Column& column) {
   if (wants(column)) return queue_column(column, true);
   // A column that is queued comes here again.
   if (column.outstanding > 0 || column.queued) return;
-  const bool complete = column.header && column.next_group == column.header->shard.segments.size();
+  const bool complete = column.segments != nullptr && column.next_group == column.segments->size();
   DI_ASSERT(column.failed || complete);
   ColumnEnd end;
   if (column.failed) end.status = *column.failed;
   end.bytes = column.bytes;
   end.verified = !column.failed && column.job->verify && column.job->from_group == 0;
+  pool_.ended(&pool_.reads_);
   pool_.report([job = column.job, end, last = complete && !column.failed ? column.next_group : 0] {
     if (last > 0 && job->arrived) job->arrived(last - 1);
     job->done(end);
   });
   columns_.erase(column.self);
-  pool_.ended(&pool_.reads_);
 }
 
 // ---- headers
@@ -650,9 +666,9 @@ void IoPool::Engine::begin_headers() {
     auto found = std::make_shared<std::vector<Result<SlotHeader>>>();
     found->reserve(headers.found.size());
     for (std::optional<Result<SlotHeader>>& header : headers.found) found->push_back(*std::move(header));
+    pool_.ended(&pool_.reads_);
     pool_.report([job = headers.job, found] { job->done(std::move(*found)); });
     it = headers_.erase(it);
-    pool_.ended(&pool_.reads_);
   }
 }
 
@@ -722,9 +738,9 @@ void IoPool::Engine::begin_put(Writing& put) {
 }
 
 void IoPool::Engine::end_put(Writing& put) {
+  pool_.ended(&pool_.puts_);
   pool_.report([job = put.job, outcome = put.outcome] { job->done(outcome); });
   puts_.erase(put.self);
-  pool_.ended(&pool_.puts_);
 }
 
 // ---- metadata
@@ -777,8 +793,8 @@ void IoPool::Engine::end_metadata() {
   } else {
     Status status;
     if (front.failed) status = *front.failed;
-    pool_.report([job = front.sync, status] { job->done(status); });
     pool_.ended(nullptr);
+    pool_.report([job = front.sync, status] { job->done(status); });
   }
   metadata_.pop_front();
 }

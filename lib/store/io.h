@@ -13,7 +13,8 @@
 // When a metadata write fails nothing is written any more.
 //
 // A read of a column is its header and its payload, in one access when the payload goes into one piece, and
-// further ones of run_bytes_max; otherwise the header first, which says what goes where.
+// further ones of run_bytes_max; otherwise the header first, which says what goes where.  The payload alone
+// is read when the caller knows all that the header could say.
 //
 // Bounds: `queue_max` reads and as many puts, waiting or running; of them in flight as much as reads_max,
 // read_bytes_max, writes_max and metadata_max say.
@@ -73,8 +74,11 @@ struct ColumnRead {
   // that.  May be null, or give nothing.
   std::function<MutableByteView()> whole = {};
   // Disk thread, before each access: where segment `group` goes; it has the segment's length, and what was
-  // given is written to until `done`.  An error ends the read with it.
+  // given is written to until `done`.  An error ends the read with it.  Not asked when `segments` do.
   std::function<Result<MutableByteView>(const SlotHeader& header, std::uint32_t group)> place = {};
+  // Lengths of the payload's segments, when the caller knows them and needs no header: with a `whole`, and
+  // without `verify`, the payload alone is read.
+  std::vector<std::uint32_t> segments = {};
   // Disk thread.  A fault point: with it each segment is read in two halves, and it runs between them.
   std::function<void()> half = {};
   // Loop thread.  Segments up to and including `group` are in their places.
@@ -103,9 +107,11 @@ struct ColumnPut {
 
 // What the disk does, counted where it is done.  Any thread reads.
 struct DiskFigures {
-  Histogram read_us;  // one access, from its submission
+  // One access, from its submission.
+  Histogram read_us;
   Histogram write_us;
   Histogram flush_us;
+  std::atomic<std::uint64_t> begun{0};
   std::atomic<std::uint64_t> read_errors{0};
   std::atomic<std::uint64_t> write_errors{0};  // with flushes
   std::atomic<std::uint64_t> no_space{0};
@@ -186,7 +192,7 @@ class IoPool {
   void serve();
   // Disk thread: runs `callback` on the loop thread.
   void report(std::function<void()> callback);
-  // Disk thread: a job is over.
+  // Disk thread: a job is over; before its end is told, so that what is told is not pending any more.
   void ended(std::atomic<std::size_t>* count);
 
   Disk& disk_;

@@ -124,11 +124,13 @@ Server::Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Vol
       volume_(std::move(volume)),
       fabric_(fabric),
       sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
+      health_timer_(loop, loop::TimerKind::liveness, "store-health", [this] { health_look(); }),
       inventory_timer_(loop, loop::TimerKind::liveness, "store-inventory",
                        [this] {
                          if (inventory_) inventory_start();
                        }),
       pool_(std::move(pool)) {
+  health_timer_.start_every(DiskHealth::interval);
   // An open list left by a kill shrinks without waiting for the first put.
   if (!volume_->clean()) sync_soon();
   scrub_ = std::make_unique<Scrub>(loop_, *volume_, *pool_, options_.scrub,
@@ -195,7 +197,9 @@ void Server::volumes_send() {
   const Volume::Stats stats = volume_->stats();
   wire::VolumeState state;
   state.volume = volume_number;
-  state.state = volume_->broken() ? 1 : 0;  // it can be read
+  // A volume whose tables cannot be written can be read; a disk that fails should not be.
+  state.state = static_cast<std::uint8_t>(health_.state());
+  if (volume_->broken()) state.state = std::max<std::uint8_t>(state.state, 1);
   state.bytes_total = stats.bytes_total;
   state.bytes_free = stats.bytes_total - stats.slot_bytes_live;
   send(*meta_, wire::meta_volumes{{state}});
@@ -214,7 +218,7 @@ void Server::host_up(const Peer& host, bool here) {
   Host& entry = hosts_[host.instance];
   if (entry.peer != host) {
     // Another start of it: its arena is another one.
-    if (entry.arena) entry.arena->fail();
+    unmap(entry);
     entry = Host{};
     entry.peer = host;
   }
@@ -255,6 +259,7 @@ void Server::attach(Host& host) {
                return loop_.post("store-detach", [this, peer] { detach(peer); });
              }
              entry.arena = *std::move(arena);
+             pool_->memory_add(entry.arena->memory());
              log_info("store", "arena mapped", {{"host", peer.instance}, {"bytes", region.bytes}});
              for (const wire::Envelope& message : std::exchange(entry.waiting, {})) on_message(message);
            },
@@ -266,13 +271,19 @@ void Server::attach(Host& host) {
   host.socket = *std::move(socket);
 }
 
+void Server::unmap(Host& host) {
+  if (!host.arena) return;
+  host.arena->fail();
+  const MutableByteView memory = host.arena->memory();
+  pool_->memory_remove(memory, [arena = std::exchange(host.arena, nullptr)] {});
+}
+
 void Server::detach(const Peer& peer) {
   const auto found = hosts_.find(peer.instance);
   if (found == hosts_.end() || found->second.peer != peer) return;
   Host& host = found->second;
   // Tasks that still write into the mapping keep it; nobody reads it any more.
-  if (host.arena) host.arena->fail();
-  host.arena.reset();
+  unmap(host);
   host.socket.reset();
   for (const wire::Envelope& message : std::exchange(host.waiting, {})) {
     if (message.number == wire::kv_read::number) {
@@ -362,6 +373,7 @@ void Server::read(Host& host, const wire::Envelope& message) {
   transfer.running = true;
   ColumnRead job = job_of(want, *begun, transfer);
   if (is_page(want.page_blocks, begun->payload_bytes)) {
+    job.segments = segments_known(want.page_blocks, job);
     job.whole = [arena = host.arena, ref = want.slot, bytes = begun->payload_bytes] {
       const Result<MutableByteView> page = arena->slot_to_write(ref, bytes);
       return page ? *page : MutableByteView();
@@ -392,6 +404,18 @@ bool Server::is_page(std::uint32_t blocks, std::uint64_t bytes) const {
   return std::any_of(layouts_->begin(), layouts_->end(), [&](const auto& entry) {
     return blocks > 0 && blocks <= entry.second->page_blocks() && entry.second->page_bytes(blocks) == bytes;
   });
+}
+
+// The segments of a column that is a page, when nothing else can be that long and nothing is to be compared:
+// its header is not needed then.  Which page it is the host sees, by the checksums of its plan.
+std::vector<std::uint32_t> Server::segments_known(std::uint32_t blocks, const ColumnRead& job) const {
+  std::vector<std::uint32_t> segments;
+  if (job.verify || layouts_->size() != 1) return segments;
+  const kv::Layout& layout = *layouts_->begin()->second;
+  for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+    segments.push_back(static_cast<std::uint32_t>(layout.segment_bytes(group, blocks)));
+  }
+  return segments;
 }
 
 ColumnRead Server::job_of(const wire::kv_read& want, const Read& read, const Transfer& transfer) const {
@@ -625,6 +649,7 @@ void Server::put(Host& host, const wire::Envelope& message) {
     return;
   }
   if (want.volume != volume_number) return refuse(Code::not_found);
+  if (const Code code = put_refusal(); code != Code::ok) return refuse(code);
   const auto layout = layouts_->find(want.fingerprint);
   if (layout == layouts_->end()) return refuse(Code::unsupported);
   Result<Shard> shard =
@@ -828,6 +853,58 @@ void Server::sync_now() {
   DI_ASSERT(queued.ok());
 }
 
+// ---- health
+
+DiskState Server::disk_state() const {
+  return volume_->broken() ? DiskState::failed : health_.state();
+}
+
+std::string_view Server::disk_reason() const {
+  return volume_->broken() ? "broken" : health_.reason();
+}
+
+Code Server::put_refusal() const {
+  switch (disk_state()) {
+    case DiskState::good:
+      return Code::ok;
+    case DiskState::avoid:
+      return health_.reason() == "full" ? Code::no_space : Code::busy;
+    case DiskState::failed:
+      return Code::io;
+  }
+  return Code::ok;
+}
+
+void Server::health_look() {
+  const DiskFigures& figures = pool_->figures();
+  DiskHealth::Sample sample;
+  // Before what has ended, so that what ends in between is not taken for something that never began.
+  sample.ended = figures.read_us.count() + figures.write_us.count() + figures.flush_us.count();
+  sample.begun = figures.begun.load(std::memory_order_relaxed);
+  sample.errors = figures.read_errors.load(std::memory_order_relaxed) +
+                  figures.write_errors.load(std::memory_order_relaxed);
+  sample.no_space = figures.no_space.load(std::memory_order_relaxed);
+  sample.corrupt = figures.corrupt.load(std::memory_order_relaxed);
+  sample.p99_us = std::max(read_p99_.p99(figures.read_us), write_p99_.p99(figures.write_us));
+  const DiskState before = health_.state();
+  const DiskState now = health_.step(sample, loop_.monotonic_now());
+  if (now != DiskState::failed && !volume_->broken() && hooks_.disk_beat) hooks_.disk_beat();
+  if (now == before) return;
+  if (now == DiskState::good) {
+    log_info("store", "the disk is in service again", {{"path", disk_->path()}});
+  } else {
+    log_error("store", "the disk takes no more puts",
+              {{"path", disk_->path()},
+               {"state", disk_state_name(now)},
+               {"reason", health_.reason()},
+               {"errors", sample.errors},
+               {"corrupt", sample.corrupt},
+               {"p99_us", sample.p99_us},
+               {"past_p99_us", static_cast<std::uint64_t>(health_.past_p99_us())}});
+  }
+  volumes_send();
+}
+
 // ---- inventory
 
 Status Server::check(std::function<void(const Check&)> done) {
@@ -945,6 +1022,7 @@ void Server::stop(std::function<void()> done) {
   inventory_.reset();
   inventory_timer_.cancel();
   scrub_->stop();
+  health_timer_.cancel();
   for (auto& [id, transfer] : transfers_) {
     transfer.cancelled->store(true, std::memory_order_relaxed);
     if (transfer.remote) remote_fail(*transfer.remote, Code::cancelled);

@@ -16,6 +16,9 @@
 // Durability: by default a put is acknowledged after its write and the volume is flushed every
 // `flush_every`; with `strict` it is acknowledged after the flush.
 //
+// A disk that fails, is slow or is full (store/health.h) takes itself out of service: puts are refused, reads go
+// on as long as they succeed, and di-meta hears of it.
+//
 // Bounds: transfers_max reads and puts_max puts at a time, of them remote_max with a buffer of a page,
 // above that `busy`; one inventory part.
 #pragma once
@@ -37,6 +40,7 @@
 #include "base/result.h"
 #include "kv/arena.h"
 #include "loop/loop.h"
+#include "store/health.h"
 #include "store/io.h"
 #include "store/scrub.h"
 #include "store/volume.h"
@@ -98,6 +102,8 @@ class Server {
     std::function<void()> mid_segment;
     std::function<void(std::function<void()> answer)> put_written;
     std::function<void()> scrub_beat;  // may be null
+    // The disk was looked at, and has not failed.  May be null.
+    std::function<void()> disk_beat = {};
   };
   // What a look at every slot's header found.
   struct Check {
@@ -150,6 +156,10 @@ class Server {
   [[nodiscard]] std::size_t io_pending() const { return pool_->pending(); }
   [[nodiscard]] std::size_t arenas() const;
   [[nodiscard]] bool inventory_running() const { return inventory_ != nullptr; }
+  // Of the disk, and why it is not good.
+  [[nodiscard]] DiskState disk_state() const;
+  [[nodiscard]] std::string_view disk_reason() const;
+  [[nodiscard]] const DiskFigures& disk_figures() const { return pool_->figures(); }
   // From message to last answer, in microseconds.
   [[nodiscard]] const Histogram& read_us() const { return read_us_; }
   [[nodiscard]] const Histogram& put_us() const { return put_us_; }
@@ -190,6 +200,8 @@ class Server {
 
   void attach(Host& host);
   void detach(const Peer& peer);
+  // Its mapping goes when the disk has let go of it.
+  void unmap(Host& host);
   Host* host_of(const wire::Envelope& message);
   template <class M>
   bool decode(const wire::Envelope& message, M& out);
@@ -198,6 +210,7 @@ class Server {
 
   void read(Host& host, const wire::Envelope& message);
   [[nodiscard]] bool is_page(std::uint32_t blocks, std::uint64_t bytes) const;
+  [[nodiscard]] std::vector<std::uint32_t> segments_known(std::uint32_t blocks, const ColumnRead& job) const;
   [[nodiscard]] ColumnRead job_of(const wire::kv_read& want, const Read& read,
                                   const Transfer& transfer) const;
   void read_ended(const TransferId& id, const Read& read, const ColumnEnd& end, bool by_disk);
@@ -228,6 +241,9 @@ class Server {
   void inventory_go_on();
   void sync_soon();
   void sync_now();
+  void health_look();
+  // What a put is refused with while the disk is let alone; ok when it is not.
+  [[nodiscard]] Code put_refusal() const;
   void stop_when_idle();
 
   loop::Loop& loop_;
@@ -253,7 +269,11 @@ class Server {
   ServerCounters counters_;
   Histogram read_us_;
   Histogram put_us_;
+  DiskHealth health_;
+  LastPercentile read_p99_;
+  LastPercentile write_p99_;
   loop::Timer sync_timer_;
+  loop::Timer health_timer_;
   loop::Timer inventory_timer_;
   std::unique_ptr<Scrub> scrub_;
   std::unique_ptr<IoPool> pool_;  // last: its thread uses what is above

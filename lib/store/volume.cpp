@@ -12,6 +12,9 @@ constexpr std::size_t meta_page_bytes = 4096;
 // Tables are read in parts of this length.
 constexpr std::size_t table_part_bytes = std::size_t{1} << 20;
 
+// Slots that are prefetched at once: as many as memory can be asked for.
+constexpr std::uint32_t adopt_ahead = 32;
+
 // The index has 32 bits for a slot: 64 TiB of the smallest.
 Status check_slots(const Geometry& geometry) {
   if (std::uint64_t{geometry.segments} * geometry.records_per_segment < SlotIndex::none) return {};
@@ -83,6 +86,11 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
     volume->segments_[number].open = true;
     volume->open_.insert(number);
   }
+  std::size_t slots = 0;
+  for (const Segment& segment : volume->segments_) {
+    if (segment.record.bound) slots += volume->slots_of(segment.record.slot_class);
+  }
+  volume->index_.reserve(slots);
   for (std::uint32_t number = 0; number < geometry.segments; ++number) {
     const SegmentRecord& record = volume->segments_[number].record;
     volume->next_sequence_ =
@@ -132,6 +140,18 @@ Status Volume::load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buf
     page += some;
   }
   for (std::uint32_t slot = 0; slot < count; ++slot) {
+    // Where the index looks is all over memory: it is asked for a few records ahead.
+    if (slot % adopt_ahead == 0) {
+      const std::uint32_t last = std::min(count, slot + adopt_ahead);
+      for (std::uint32_t i = slot; i < last; ++i) {
+        if (records[i] && records[i]->live) index_.prefetch(records[i]->stripe);
+      }
+      for (std::uint32_t i = slot; i < last; ++i) {
+        if (!records[i] || !records[i]->live) continue;
+        const std::uint32_t other = index_.first_looked_at(records[i]->stripe);
+        if (other != SlotIndex::none) __builtin_prefetch(&slot_at(address_of(other)));
+      }
+    }
     if (records[slot]) next_sequence_ = std::max(next_sequence_, records[slot]->sequence + 1);
     if (doubtful[slot]) {
       DI_TRY(load_slot(disk, number, slot, records[slot], buffer));

@@ -72,7 +72,7 @@ struct Put {
 struct PutOutcome {
   Status status;
   bool slot_touched = false;     // the slot's bytes may have changed
-  bool slot_sound = false;       // the device took the write: what failed was the source, too late
+  bool slot_sound = false;       // the slot can be written again: the source failed too late, or there was no room
   bool metadata_failed = false;  // one of `before` could not be written
 };
 

@@ -1,6 +1,9 @@
 #include "store/disk.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/loop.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +11,7 @@
 #include <filesystem>
 
 #include "base/crypto.h"
+#include "base/fd.h"
 #include "tests/unit/store/shelf.h"
 
 namespace di::store {
@@ -79,6 +83,48 @@ TEST_F(DiskTest, file_system_without_room_is_no_space) {
   ASSERT_FALSE(made.ok());
   EXPECT_TRUE(made.error().code == Code::no_space || made.error().code == Code::io) << made.error().message;
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(DiskTest, prewriting_tells_how_far_it_is) {
+  std::vector<std::uint64_t> told;
+  ASSERT_TRUE(disk_create(path, 10 << 20, true, [&](std::uint64_t bytes) { told.push_back(bytes); }).ok());
+  EXPECT_EQ(told, (std::vector<std::uint64_t>{4 << 20, 8 << 20, 10 << 20}));
+}
+
+TEST_F(DiskTest, blank_is_what_nobody_has_written_to) {
+  auto made = disk_create(path, 4 << 20, false);
+  ASSERT_TRUE(made.ok());
+  EXPECT_FALSE(made->device);
+  EXPECT_TRUE(*disk_is_blank(*made->disk));
+  AlignedBuffer buffer(4096);
+  buffer.first(4096)[4095] = std::byte{1};
+  ASSERT_TRUE(made->disk->write(1 << 20, buffer.first(4096)).ok());
+  EXPECT_TRUE(*disk_is_blank(*made->disk));  // behind the first MiB
+  ASSERT_TRUE(made->disk->write((1 << 20) - 4096, buffer.first(4096)).ok());
+  EXPECT_FALSE(*disk_is_blank(*made->disk));
+}
+
+TEST_F(DiskTest, block_device_is_a_disk) {
+  Fd control(::open("/dev/loop-control", O_RDWR | O_CLOEXEC));
+  const int number = control.valid() ? ::ioctl(control.get(), LOOP_CTL_GET_FREE) : -1;
+  if (number < 0) GTEST_SKIP() << "no loop devices here";
+  { ASSERT_TRUE(disk_create(path, (8 << 20) + 4096, false).ok()); }
+  const std::string device = "/dev/loop" + std::to_string(number);
+  Fd loop(::open(device.c_str(), O_RDWR | O_CLOEXEC));
+  Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!loop.valid() || ::ioctl(loop.get(), LOOP_SET_FD, file.get()) != 0) GTEST_SKIP() << "no loop devices here";
+  {
+    auto opened = disk_open(device);
+    EXPECT_TRUE(opened.ok());
+    if (opened) {
+      EXPECT_TRUE(opened->device);
+      EXPECT_EQ(opened->disk->bytes(), (8u << 20) + 4096);
+      EXPECT_TRUE(Volume::format(*opened->disk, {1 << 20, {}}).ok());
+      EXPECT_TRUE(Volume::open(*opened->disk).ok());
+      EXPECT_EQ(disk_open(device).error().code, Code::busy);
+    }
+  }
+  ::ioctl(loop.get(), LOOP_CLR_FD, 0);
 }
 
 TEST_F(DiskTest, volume_lives_in_a_real_file) {

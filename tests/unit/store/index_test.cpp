@@ -46,6 +46,20 @@ TEST(SlotIndex, finds_what_a_multimap_finds) {
   }
 }
 
+TEST(SlotIndex, room_that_was_reserved_is_enough) {
+  SlotIndex index;
+  index.reserve(50000);
+  const std::size_t bytes = index.bytes();
+  EXPECT_LE(bytes, 50000u * 12 + sizeof index);
+  const auto stripe_of = [](std::uint32_t number) { return std::uint64_t{number} + 1000; };
+  for (std::uint32_t number = 0; number < 50000; ++number) {
+    index.prefetch(stripe_of(number));
+    index.insert(stripe_of(number), number, stripe_of);
+  }
+  EXPECT_EQ(index.bytes(), bytes);
+  EXPECT_EQ(index.first_looked_at(stripe_of(0)) == SlotIndex::none, false);
+}
+
 TEST(SlotIndex, takes_at_most_twelve_bytes_an_entry) {
   SlotIndex index;
   const auto stripe_of = [](std::uint32_t number) { return std::uint64_t{number} * 3; };

@@ -239,6 +239,42 @@ TEST(IoPool, scattered_and_misled_reads_put_every_segment_where_the_header_says)
   }
 }
 
+TEST(IoPool, payload_alone_is_read_when_the_segments_are_known) {
+  const auto disk = memory(32 * mib, 8 * mib);
+  Pooled p(*disk);
+  ASSERT_EQ(p.put_now(1, 8), Code::ok);
+  const Read at = *p.volume->read_begin(1, 0);
+  p.volume->read_end(at);
+  disk->flip_bit(at.offset + 40, 2);  // in the header
+  std::vector<std::uint32_t> segments;
+  for (std::uint32_t group = 0; group < p.layout.groups(); ++group) {
+    segments.push_back(static_cast<std::uint32_t>(p.layout.segment_bytes(group, 8)));
+  }
+  Pooled::Column column;
+  p.read(1, column, Pooled::Way::whole, [&](ColumnRead& job) {
+    job.verify = false;
+    job.segments = segments;
+  });
+  ASSERT_TRUE(p.until([&] { return column.end.has_value(); }));
+  ASSERT_TRUE(column.end->status.ok()) << column.end->status.error().message;
+  EXPECT_FALSE(column.end->verified);
+  EXPECT_EQ(column.content(), payload_of(p.layout, 1, 8));
+  EXPECT_EQ(column.arrived.back() + 1, p.layout.groups());
+  // To verify, the header is needed.
+  Pooled::Column verified;
+  p.read(1, verified, Pooled::Way::whole, [&](ColumnRead& job) { job.segments = segments; });
+  ASSERT_TRUE(p.until([&] { return verified.end.has_value(); }));
+  EXPECT_EQ(verified.end->status.error().code, Code::corrupt);
+  segments.pop_back();
+  Pooled::Column wrong;
+  p.read(1, wrong, Pooled::Way::whole, [&](ColumnRead& job) {
+    job.verify = false;
+    job.segments = segments;
+  });
+  ASSERT_TRUE(p.until([&] { return wrong.end.has_value(); }));
+  EXPECT_EQ(wrong.end->status.error().code, Code::corrupt);
+}
+
 TEST(IoPool, read_from_a_later_group_touches_nothing_before_it) {
   const auto disk = memory(32 * mib, 8 * mib);
   Pooled p(*disk);

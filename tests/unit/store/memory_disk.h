@@ -42,7 +42,7 @@ class MemoryDisk final : public Disk {
   Status flush() override {
     const std::lock_guard lock(mutex_);
     ++flushes;
-    if (fail_flush) return Error{Code::io, 5, "fdatasync: Input/output error"};
+    if (fail_flush || dead) return Error{Code::io, 5, "fdatasync: Input/output error"};
     if (lose_flushes) return {};
     for (const auto& [offset, bytes] : unflushed_) {
       std::copy(bytes.begin(), bytes.end(), durable_.begin() + static_cast<std::ptrdiff_t>(offset));
@@ -51,7 +51,13 @@ class MemoryDisk final : public Disk {
     return {};
   }
 
-  // The power goes: each write since the last flush is there, not there, or there in part.
+  // Nothing reaches it any more.
+  void cut_power() {
+    const std::lock_guard lock(mutex_);
+    dead = true;
+  }
+
+  // The power goes, and comes back: each write since the last flush is there, not there, or there in part.
   void power_loss(Rng& rng) {
     const std::lock_guard lock(mutex_);
     now_ = durable_;
@@ -66,6 +72,7 @@ class MemoryDisk final : public Disk {
     }
     durable_ = now_;
     unflushed_.clear();
+    dead = false;
   }
 
   void flip_bit(std::uint64_t offset, int bit) {
@@ -83,6 +90,8 @@ class MemoryDisk final : public Disk {
   std::ptrdiff_t sector_bytes = 512;  // what the device writes at once
   bool fail_flush = false;
   bool lose_flushes = false;
+  bool full = false;
+  bool dead = false;  // the power is gone already: nothing reaches it any more
   std::uint64_t reads = 0;
   std::uint64_t writes = 0;
   std::uint64_t flushes = 0;
@@ -102,6 +111,8 @@ class MemoryDisk final : public Disk {
   Status write_all(std::uint64_t offset, ByteView from) {
     const std::lock_guard lock(mutex_);
     ++writes;
+    if (dead) return Error{Code::io, 5, "write: Input/output error"};
+    if (full) return Error{Code::no_space, 28, "write: No space left on device"};
     if (fail_write_in && (*fail_write_in)-- == 0) return Error{Code::io, 5, "write: Input/output error"};
     if (tear_write_in && (*tear_write_in)-- == 0) {
       apply(offset, from.first(std::min(from.size(), tear_after_bytes)));

@@ -409,12 +409,13 @@ TEST_F(ServerTest, damaged_segment_ends_the_first_read_behind_the_good_ones) {
   }
   EXPECT_EQ(answers.back().code, static_cast<std::uint16_t>(Code::corrupt));
   EXPECT_EQ(server->counters().reads_corrupt, 1u);
-  // A header is compared by every read.
+  // The header of one that was compared is left alone: the host has the checksums of its plan.
   disk->flip_bit(server->volume().geometry().segment_offset(0) +
                      slot_class_of(layout, layout.page_bytes(8)).slot_bytes + 100,
                  0);
-  EXPECT_EQ(read(6, 2, take(8, kv::SlotState::filling)).back().code,
-            static_cast<std::uint16_t>(Code::corrupt));
+  const std::uint64_t reads = disk->reads;
+  EXPECT_EQ(read(6, 2, take(8, kv::SlotState::filling)).back().code, 0u);
+  EXPECT_EQ(disk->reads, reads + 2);
 }
 
 TEST_F(ServerTest, cancelled_read_writes_nothing_after_its_answer) {
@@ -700,6 +701,34 @@ TEST_F(ServerTest, slot_without_a_good_header_is_dropped_by_the_inventory) {
   EXPECT_EQ(got<wire::meta_inventory>()[0].shards[0].stripe, 2u);
   EXPECT_EQ(server->counters().slots_dropped, 1u);
   EXPECT_EQ(server->volume().stats().slots_live, 1u);
+}
+
+// Reads that fail are counted where they fail; the look that finds too many of them takes the disk out of service.
+TEST_F(ServerTest, failing_disk_takes_no_more_puts_and_tells_di_meta) {
+  start_with_host();
+  server->meta_up(meta);
+  ASSERT_EQ(put(1, 2), Code::ok);
+  EXPECT_EQ(server->disk_state(), DiskState::good);
+  const std::size_t told = got<wire::meta_volumes>().size();
+  for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
+    disk->fail_read_in = 0;
+    EXPECT_EQ(read(10 + i, 1, take(2, kv::SlotState::filling)).back().code, static_cast<std::uint16_t>(Code::io));
+  }
+  disk->fail_read_in.reset();
+  ASSERT_TRUE(until([&] { return server->disk_state() == DiskState::failed; }));
+  EXPECT_EQ(server->disk_reason(), "errors");
+  ASSERT_GT(got<wire::meta_volumes>().size(), told);
+  EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(0).state, 2u);
+  EXPECT_EQ(put(2, 2), Code::io);
+  EXPECT_EQ(read(99, 1, take(2, kv::SlotState::filling)).back().code, 0u);  // reads go on
+}
+
+TEST_F(ServerTest, put_that_found_no_room_on_the_disk_leaves_its_slot_usable) {
+  start_with_host();
+  ASSERT_EQ(put(1, 2), Code::ok);
+  disk->full = true;
+  EXPECT_EQ(put(2, 2), Code::no_space);
+  EXPECT_EQ(server->volume().stats().slots_bad, 0u);
 }
 
 TEST_F(ServerTest, stop_writes_everything_behind) {
