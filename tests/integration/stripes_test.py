@@ -1,0 +1,148 @@
+"""Twelve stores and 10+2: two are lost and no request notices, a third costs time and nothing else, what is missing
+is made again on two new stores while requests run, and then two more may go.
+
+etc/local-ec as it is, and as machines that are network namespaces, messages under CURVE and pages over TCP.
+"""
+
+import contextlib
+import pathlib
+import sys
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from fleet import PATIENT_MATCH, SOURCE, Fleet, main, members, wait_for, words, write_backs_done  # noqa: E402
+from network import Network, Unavailable  # noqa: E402
+from spread import SpreadFleet  # noqa: E402
+
+SAMPLE = SOURCE / "etc/local-ec"
+GREEDY = dict(temperature=0, max_tokens=12, ignore_eos=True)
+# A part of a page, one page, and stripes of whole pages: the demo model has a page for 1,024 tokens.
+LENGTHS = [600, 1100, 3000, 7000, 12000]
+STORES = 12
+SPARE = 2
+
+
+def ask(fleet, prompt):
+    reply = fleet.chat(prompt, **GREEDY)
+    assert reply.status == 200 and reply.done and not reply.cut, (reply.status, reply.error)
+    return reply
+
+
+def read_all(fleet, prompts, expected):
+    """Every prompt with nothing of it in the arena: the share that was cached, and the text as it was."""
+    shares = []
+    for prompt, text in zip(prompts, expected):
+        fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
+        reply = ask(fleet, prompt)
+        assert reply.text == text, "another text"
+        shares.append(round(reply.cached() / reply.usage["prompt_tokens"], 3))
+    return shares
+
+
+def rebuilt(fleet):
+    return fleet.metric("di-kvd.host0", "di_kv_pages_rebuilt_total")
+
+
+def repair(fleet):
+    return fleet.ctl("-d", "di-meta.0", "kv", "repair")[0]
+
+
+@contextlib.contextmanager
+def writing(fleet):
+    """New prompts are read and written back meanwhile; every one is answered."""
+    stop = threading.Event()
+    failed = []
+
+    def write():
+        seed = 1000
+        while not stop.is_set():
+            try:
+                ask(fleet, words(900, seed=seed))
+            except Exception as error:  # told by whoever waits
+                failed.append(error)
+                return
+            seed += 1
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed[0]
+
+
+def lose(fleet, *stores):
+    for store in stores:
+        fleet.kill(f"di-kvd.{store}")
+    wait_for(lambda: not {f"di-kvd.{store}" for store in stores} & members(fleet), f"{stores} to be missed")
+
+
+def written(fleet):
+    """The prompts, and the answers without any cache."""
+    prompts = [words(length, seed=i) for i, length in enumerate(LENGTHS)]
+    cold = [ask(fleet, prompt) for prompt in prompts]
+    assert max(reply.cached() for reply in cold) == 0, [reply.usage for reply in cold]
+    write_backs_done(fleet)
+    expected = [reply.text for reply in cold]
+    shares = read_all(fleet, prompts, expected)
+    assert min(shares) > 0.85 and rebuilt(fleet) == 0, (shares, rebuilt(fleet))
+    return prompts, expected
+
+
+def two_stores_of_the_sample_are_lost():
+    with Fleet("etc/local-ec", [PATIENT_MATCH]) as fleet:
+        prompts, expected = written(fleet)
+        lose(fleet, "store2", "store11")
+        shares = read_all(fleet, prompts, expected)
+        assert min(shares) > 0.85, shares
+        assert rebuilt(fleet) > 0
+        fleet.await_idle(60)
+
+
+class Machines(SpreadFleet):
+    """etc/local-ec, each store a machine, with two more that are not started yet."""
+
+    def __init__(self, network, overrides):
+        super().__init__(network, SAMPLE, overrides, spare={
+            f"di-kvd.store{i}": ("di-kvd.store0", {'"store0"': f'"store{i}"', "net.host=n0": f"net.host=n{i}"})
+            for i in range(STORES, STORES + SPARE)})
+
+    def replace(self, lost, by):
+        """The machine is gone for good, and there is another."""
+        del self.blocks[f"di-kvd.{lost}"]
+        self.add_spare(f"di-kvd.{by}")
+        wait_for(lambda: f"di-kvd.{by}" in members(self), f"{by} to be there")
+
+
+def two_machines_are_lost_and_replaced_while_requests_run():
+    names = ["m", "c", *(f"n{i}" for i in range(STORES + SPARE))]
+    rows = ["di-meta:store.repair_after=2s", "di-meta:store.repair_bytes_per_s=1000000000", PATIENT_MATCH]
+    with Network(names) as network, Machines(network, rows) as fleet:
+        prompts, expected = written(fleet)
+        with writing(fleet):
+            lose(fleet, "store3", "store7")
+            shares = read_all(fleet, prompts, expected)
+            assert min(shares) > 0.85, shares
+        assert rebuilt(fleet) > 0
+        # A third: what cannot be read is computed.
+        lose(fleet, "store9")
+        read_all(fleet, prompts, expected)
+        # It comes back with what it had.  The others do not: two new ones take their place.
+        with writing(fleet):
+            fleet.replace("store3", "store12")
+            fleet.replace("store7", "store13")  # di-up starts store9 too
+            wait_for(lambda: repair(fleet)["columns_repaired"] > 0 and repair(fleet)["waiting"] == 0 and
+                     repair(fleet)["running"] == 0, "repair to be done", 120)
+        lose(fleet, "store0", "store5")
+        shares = read_all(fleet, prompts, expected)
+        assert min(shares) > 0.85, shares
+        fleet.await_idle(60)
+
+
+if __name__ == "__main__":
+    try:
+        main([two_stores_of_the_sample_are_lost, two_machines_are_lost_and_replaced_while_requests_run])
+    except Unavailable as why:
+        print(f"SKIP: {why}")
+        sys.exit(77)

@@ -1,0 +1,90 @@
+"""Fleets whose host labels are machines: every instance of a sample runs in the namespace of its label (network.py),
+messages go under CURVE, pages over TCP."""
+
+import http.client
+import pathlib
+import re
+import shutil
+import tempfile
+
+from fleet import Fleet
+from keys import Keyed
+
+
+def blocks_of(sample):
+    """What is before the first instance of a sample's fleet.toml, and the instances by name, with paths that
+    hold from anywhere."""
+    text = (sample / "fleet.toml").read_text()
+    text = re.sub(r'config = "(.*)"', lambda m: f'config = "{(sample / m[1]).resolve()}"', text)
+    head, *blocks = text.split("[[instance]]\n")
+    return head, {name_of(block): block for block in blocks}
+
+
+def name_of(block):
+    program = re.search(r'program = "([\w-]+)"', block)[1]
+    name = re.search(r'name = "(\w+)"', block)
+    return f"{program}.{name[1] if name else 0}"
+
+
+def host_of(block):
+    return re.search(r'"net\.host=(\w+)"', block)[1]
+
+
+class SpreadFleet(Fleet):
+    """`spare`: more instances, by name: which one of the sample they are like, and what is written otherwise.  They
+    have keys and a machine, and start with add_spare()."""
+
+    def __init__(self, network, sample, overrides=(), sealed=False, spare=None, **kwargs):
+        self.network = network
+        self.conf_folder = pathlib.Path(tempfile.mkdtemp(prefix="di-conf-"))
+        self.head, self.blocks = blocks_of(sample)
+        self.spare = {}
+        for instance, (model, other) in (spare or {}).items():
+            self.spare[instance] = self.blocks[model]
+            for old, new in other.items():
+                self.spare[instance] = self.spare[instance].replace(old, new)
+        self.host_of = {instance: host_of(block) for instance, block in {**self.blocks, **self.spare}.items()}
+        self.keys = Keyed(self.host_of, meta=f"tcp://{network.address(self.host_of['di-meta.0'])}:7400")
+        self.write()
+        rows = self.keys.overrides(address=lambda instance: network.address(self.host_of[instance]))
+        rows += [f"{i}:transfer.bind={network.address(host)}:0" for i, host in self.host_of.items() if i.startswith("di-kvd.")]
+        rows += [f"di-kvd:transfer.seal={'true' if sealed else 'false'}"]
+        super().__init__(str(self.conf_folder), [*rows, *overrides], **kwargs)
+
+    def write(self):
+        """fleet.toml as self.blocks has it."""
+        text = self.head
+        for instance, block in self.blocks.items():
+            namespace = self.network.namespace(self.host_of[instance])
+            text += f'[[instance]]\nexec = ["ip", "netns", "exec", "{namespace}"]\n{block}'
+        (self.conf_folder / "fleet.toml").write_text(text)
+
+    def command(self, extra=()):
+        # Rows of what is not there would be refused.
+        absent = set(self.host_of) - set(self.blocks)
+        every = self.overrides
+        self.overrides = [row for row in every if row.split(":", 1)[0] not in absent]
+        try:
+            return super().command(extra)
+        finally:
+            self.overrides = every
+
+    def add_spare(self, instance):
+        self.blocks[instance] = self.spare.pop(instance)
+        self.write()
+        self.up()
+
+    def connection(self, timeout):
+        made = http.client.HTTPConnection(*self.address, timeout=timeout)
+        connect = made.connect
+
+        def connect_there():
+            with self.network.inside(self.host_of["di-router.0"]):
+                connect()
+        made.connect = connect_there
+        return made
+
+    def close(self):
+        super().close()
+        self.keys.close()
+        shutil.rmtree(self.conf_folder, ignore_errors=True)
