@@ -623,12 +623,18 @@ bool HostRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply
     }
     const std::uint64_t payload = pages.has_layout() ? pages.bytes_total() : config_.arena_bytes;
     const std::uint64_t free = pages.has_layout() ? pages.bytes_free() : config_.arena_bytes;
+    // As di-meta counts them: what the blocks are in full pages, not the room that their slots take.
+    const std::uint64_t bytes =
+        pages.has_layout()
+            ? blocks * (pages.layout().page_bytes(pages.layout().page_blocks()) / pages.layout().page_blocks())
+            : 0;
     daemon::Row row;
     row.text("place", daemon_->instance())
         .text("tier", "arena")
         .number("pages", counts[static_cast<std::size_t>(host::PageState::sealed)])
         .number("blocks", blocks)
-        .number("bytes", payload - free)
+        .number("bytes", bytes)
+        .number("used_bytes", payload - free)
         .number("payload_bytes", payload)
         .number("evictable_bytes", pages.bytes_evictable())
         .number("granted_pages", counts[static_cast<std::size_t>(host::PageState::granted)])

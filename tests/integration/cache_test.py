@@ -27,6 +27,12 @@ def twice_and_after_killing_everything():
         assert usage["prompt_cache_hit_tokens"] == hit.cached()
         assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == tokens
         wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+
+        def arena(asked):
+            row = next(r for r in fleet.ctl("-d", asked, "show", "kv") if r["place"] == "di-kvd.host0")
+            return {name: row[name] for name in ("pages", "blocks", "bytes")}
+        wait_for(lambda: arena("di-meta.0") == arena("di-kvd.host0"), "the directory and the host to count alike")
+        assert arena("di-kvd.host0")["blocks"] > 0, arena("di-kvd.host0")
         fleet.kill_all()
         fleet.up()
         # The store's inventory is in the directory as soon as the prompt hits again.

@@ -80,6 +80,8 @@ def supervisor_restarts_what_dies_and_can_be_replaced():
 
         restarted("di-decode.0")
         restarted("di-kvd.host0")
+        told = re.findall(r"restart instance=(\S+) status=(\d+) deaths=(\d+)", (fleet.run / "supervisor.log").read_text())
+        assert told == [("di-decode.0", "137", "1"), ("di-kvd.host0", "137", "1")], told
         # What the next supervisor finds running is supervised too.
         supervisor = int((fleet.run / ".up" / "supervisor.pid").read_text())
         os.kill(supervisor, signal.SIGKILL)
@@ -188,6 +190,11 @@ def fleets_run_beside_each_other():
         assert one.address != other.address
         one.down()
         assert processes_of(one.run) == []
+        # Nobody was lost who only stopped.
+        logs = {path.name: path.read_text() for path in one.run.glob("*.log")}
+        warnings = [line for text in logs.values() for line in text.splitlines() if " warn " in line or " error " in line]
+        assert warnings == [], warnings
+        assert any("net: peer left" in text for text in logs.values()), "nobody saw anybody stop"
         assert other.request("GET", "/health/ready")[0] == 200
 
 
