@@ -153,9 +153,9 @@ Result<Fd> open_direct(const std::string& path, int flags, bool& direct) {
     fd = Fd(::open(path.c_str(), (flags & ~O_EXCL) | O_CLOEXEC, 0640));
   }
   if (!fd.valid()) {
+    if (errno == EBUSY) return Error{Code::busy, EBUSY, path + ": the device is mounted, or in use otherwise"};
     Error error = errno_error("open " + path);
-    if (errno == EEXIST) error.code = Code::exists;
-    if (errno == EBUSY) error.code = Code::busy;
+    if (error.os_errno == EEXIST) error.code = Code::exists;
     return error;
   }
   if (direct) {
