@@ -20,7 +20,8 @@ constexpr std::uint32_t index_of(std::uint64_t page) {
 std::uint32_t run_length(const std::vector<Key>& keys, std::size_t at, std::span<const Key> page,
                          std::uint32_t block) {
   std::uint32_t count = 0;
-  while (at + count < keys.size() && block + count < page.size() && keys[at + count] == page[block + count]) {
+  while (at + count < keys.size() && block + count < page.size() &&
+         same_key(keys[at + count], page[block + count])) {
     ++count;
   }
   return count;
@@ -266,7 +267,7 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
   std::uint32_t last_end = 0;  // of its page
   std::uint64_t last_bytes = 0;
   const auto goes_on = [&](const Key& key) {
-    if (last == nullptr || last_block + 1 >= last->blocks() || last->keys()[last_block + 1] != key)
+    if (last == nullptr || last_block + 1 >= last->blocks() || !same_key(last->keys()[last_block + 1], key))
       return false;
     if (last_block + 1 < last_end) return true;
     if (!page_readable(*last, last_page + 1)) return false;

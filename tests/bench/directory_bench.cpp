@@ -225,11 +225,15 @@ void bench_match(Index& index, const std::vector<std::vector<Key>>& chains, int 
         send_parts(server, raw, {});
         continue;
       }
-      const Bytes body = receive(server);
+      zmq_msg_t message;
+      zmq_msg_init(&message);
+      DI_ASSERT(zmq_msg_recv(&message, server, 0) >= 0);
+      const ByteView body(static_cast<const std::byte*>(zmq_msg_data(&message)), zmq_msg_size(&message));
       auto header = wire::header_decode(raw, body);
       DI_ASSERT(header);
       auto match = wire::body_decode<wire::meta_match>(body);
       DI_ASSERT(match);
+      zmq_msg_close(&message);
       const Bytes answer = wire::body_encode(index.match(*match));
       wire::Header out = *header;
       out.number = wire::meta_matched::number;
