@@ -88,8 +88,8 @@ int main(int argc, char** argv) {
   std::printf("rebuilt=%llu repaired=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.rebuilt),
               static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.degraded));
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0 ||
-                       sum.rebuilt == 0 || sum.degraded == 0)) {
-    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, rebuilt or degraded\n");
+                       sum.rebuilt == 0 || sum.repaired == 0 || sum.degraded == 0)) {
+    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, rebuilt, repaired or degraded\n");
     ++failed;
   }
   for (const std::uint16_t message : di::sim::said_again()) {

@@ -37,6 +37,7 @@ directory::Index::Options index_options(std::uint64_t run, const Settings& setti
   options.placement.geometry = settings.geometry;
   options.placement.lab = true;
   options.repair_after = seconds(3);
+  options.repairs.bytes_per_s = std::uint64_t{1} << 30;
   return options;
 }
 
