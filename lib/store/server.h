@@ -99,9 +99,10 @@ class Server {
     std::function<void(const wire::Envelope&)> send;
     // Fault points.  The first runs on the disk's thread in the middle of the work (when set, segments are
     // read in halves); the second gets the answer to a put and decides about it.
-    std::function<void()> mid_segment;
-    std::function<void(std::function<void()> answer)> put_written;
-    std::function<void()> scrub_beat;  // may be null
+    std::function<void()> mid_segment = {};
+    std::function<void(std::function<void()> answer)> put_written = {};
+    // The scrubber moved.  May be null.
+    std::function<void()> scrub_beat = {};
     // The disk was looked at, and has not failed.  May be null.
     std::function<void()> disk_beat = {};
   };
