@@ -76,3 +76,12 @@ stop_instances() {
     stop_processes "$limit_s" "${pids[@]}"
   done
 }
+
+# Removes what killed instances left behind in $1; the others are those that stopped.
+forget_instances() {
+  local run=$1 instance
+  shift
+  for instance; do
+    find_pid "$run" "$instance" || rm -f "$run/$instance".{pid,ctl,ro,http,sock,arena,listen}
+  done
+}

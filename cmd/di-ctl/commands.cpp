@@ -115,14 +115,16 @@ bool arguments_fit(const Command& command, std::size_t count) {
 }
 
 // Instances with a control socket, in the order they depend on each other, so that an advance of
-// the clock reaches the servers before their callers.
-std::vector<std::string> instances_in(const std::string& run_dir) {
+// the clock reaches the servers before their callers.  `by`: of this program only, unless it is empty.
+std::vector<std::string> instances_in(const std::string& run_dir, std::string_view by = {}) {
   static constexpr std::string_view order[] = {"di-meta.",    "di-kvd.store", "di-kvd.",
                                                "di-prefill.", "di-decode.",   "di-router."};
   std::vector<std::string> names;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(run_dir, error)) {
-    if (entry.path().extension() == ".ctl") names.push_back(entry.path().stem().string());
+    if (entry.path().extension() != ".ctl") continue;
+    const std::string name = entry.path().stem().string();
+    if (by.empty() || name.starts_with(std::string(by) + ".")) names.push_back(name);
   }
   const auto rank = [](const std::string& name) {
     std::size_t i = 0;
@@ -166,9 +168,10 @@ void complain(const std::string& instance, const Error& error) {
   std::fprintf(stderr, "di-ctl: %s: %s\n", instance.c_str(), error.message.c_str());
 }
 
-// Asks all; the command succeeded when one answered and none failed in earnest.
+// Asks all; the command succeeded when one answered and none failed in earnest.  `one`: those asked should
+// know it.
 int ask_each(Session& session, const std::vector<std::string>& instances,
-             const std::vector<std::string>& words, std::string_view by, bool one) {
+             const std::vector<std::string>& words, bool one) {
   const bool shows = words.front() == "show";
   int answered = 0;
   int failed = 0;
@@ -189,8 +192,7 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
     if (one || !shows || code != Code::unreachable) ++failed;
   }
   if (answered == 0 && failed == 0 && passed_over > 0) {
-    const std::string why = by.empty() ? "no instance here knows it" : "only " + std::string(by) + " does, and none runs";
-    std::fprintf(stderr, "di-ctl: nobody answers '%s': %s\n", joined(words).c_str(), why.c_str());
+    std::fprintf(stderr, "di-ctl: nobody answers '%s': no instance here knows it\n", joined(words).c_str());
   }
   return answered > 0 && failed == 0 ? daemon::exit_ok : daemon::exit_failure;
 }
@@ -263,16 +265,22 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
     complain(instance, status.error());
     return daemon::exit_failure;
   }
-  const std::vector<std::string> instances =
-      flags.instance.empty() ? instances_in(flags.run_dir) : std::vector<std::string>{flags.instance};
+  const std::vector<std::string> instances = flags.instance.empty()
+                                                 ? instances_in(flags.run_dir, command->by)
+                                                 : std::vector<std::string>{flags.instance};
   if (instances.empty()) {
-    std::fprintf(stderr, "di-ctl: nothing runs in %s (-r RUNDIR names another run directory)\n",
-                 std::filesystem::absolute(flags.run_dir).c_str());
+    if (!instances_in(flags.run_dir).empty()) {
+      std::fprintf(stderr, "di-ctl: nobody answers '%s': only %s does, and none runs\n", line.c_str(),
+                   std::string(command->by).c_str());
+    } else {
+      std::fprintf(stderr, "di-ctl: nothing runs in %s (-r RUNDIR names another run directory)\n",
+                   std::filesystem::absolute(flags.run_dir).c_str());
+    }
     return daemon::exit_failure;
   }
   const int status = command->scope == Scope::first
                          ? ask_first(session, instances, words)
-                         : ask_each(session, instances, words, command->by, !flags.instance.empty());
+                         : ask_each(session, instances, words, !flags.instance.empty() || !command->by.empty());
   output->end();
   return status;
 }

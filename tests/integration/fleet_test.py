@@ -118,7 +118,20 @@ def failed_start_is_one_error_and_leaves_nothing():
             lines = done.stderr.splitlines()
             assert len(lines) == 1 and lines[0].startswith("di-up: di-router.0: ") and "in use" in lines[0], done.stderr
             assert processes_of(fleet.run) == []
+            assert list(fleet.run.glob("di-*.pid")) == [], "numbers of processes that are gone"
             fleet.close()
+
+
+def what_one_program_knows_is_asked_of_nobody_else():
+    with Fleet() as fleet:
+        fleet.kill("di-kvd.store0")
+        row, = fleet.ctl("kv", "repair")
+        assert row["instance"] == "di-meta.0" and row["waiting"] == 0, row
+        wrong = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), "kv", "repair", "nwo"], capture_output=True, text=True)
+        assert wrong.returncode == 1 and wrong.stderr.startswith("di-ctl: di-meta.0: "), wrong
+        fleet.kill("di-meta.0")
+        gone = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), "kv", "repair"], capture_output=True, text=True)
+        assert gone.returncode == 1 and gone.stderr == "di-ctl: di-meta.0: not running\n", gone
 
 
 def wrong_configuration_is_found_before_anything_starts():
@@ -203,6 +216,7 @@ main([
     supervisor_restarts_what_dies_and_can_be_replaced,
     down_kills_what_does_not_stop,
     failed_start_is_one_error_and_leaves_nothing,
+    what_one_program_knows_is_asked_of_nobody_else,
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,

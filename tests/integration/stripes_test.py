@@ -93,7 +93,7 @@ def written(fleet):
 def two_stores_of_the_sample_are_lost():
     with Fleet("etc/local-ec", [PATIENT_MATCH]) as fleet:
         prompts, expected = written(fleet)
-        lose(fleet, "store2", "store11")
+        lose(fleet, "node2", "node11")
         shares = read_all(fleet, prompts, expected)
         assert min(shares) > 0.85, shares
         assert rebuilt(fleet) > 0
@@ -105,7 +105,7 @@ class Machines(SpreadFleet):
 
     def __init__(self, network, overrides):
         super().__init__(network, SAMPLE, overrides, spare={
-            f"di-kvd.store{i}": ("di-kvd.store0", {'"store0"': f'"store{i}"', "net.host=n0": f"net.host=n{i}"})
+            f"di-kvd.node{i}": ("di-kvd.node0", {'"node0"': f'"node{i}"', "net.host=n0": f"net.host=n{i}"})
             for i in range(STORES, STORES + SPARE)})
 
     def replace(self, lost, by):
@@ -121,20 +121,20 @@ def two_machines_are_lost_and_replaced_while_requests_run():
     with Network(names) as network, Machines(network, rows) as fleet:
         prompts, expected = written(fleet)
         with writing(fleet):
-            lose(fleet, "store3", "store7")
+            lose(fleet, "node3", "node7")
             shares = read_all(fleet, prompts, expected)
             assert min(shares) > 0.85, shares
         assert rebuilt(fleet) > 0
         # A third: what cannot be read is computed.
-        lose(fleet, "store9")
+        lose(fleet, "node9")
         read_all(fleet, prompts, expected)
         # It comes back with what it had.  The others do not: two new ones take their place.
         with writing(fleet):
-            fleet.replace("store3", "store12")
-            fleet.replace("store7", "store13")  # di-up starts store9 too
+            fleet.replace("node3", "node12")
+            fleet.replace("node7", "node13")  # di-up starts node9 too
             wait_for(lambda: repair(fleet)["columns_repaired"] > 0 and repair(fleet)["waiting"] == 0 and
                      repair(fleet)["running"] == 0, "repair to be done", 120)
-        lose(fleet, "store0", "store5")
+        lose(fleet, "node0", "node5")
         shares = read_all(fleet, prompts, expected)
         assert min(shares) > 0.85, shares
         fleet.await_idle(60)
