@@ -41,7 +41,7 @@ def a_fleet_over_tcp_with_keys_answers():
         rows = fleet.ctl("-d", "di-meta.0", "show", "fleet")
         assert {r["instance"] for r in rows} == set(INSTANCES), rows
         assert all(re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d*", r["control"]) for r in rows), rows
-        assert list(fleet.run.glob("*.sock")) == []
+        assert fleet.message_sockets() == []
         for instance in INSTANCES:
             assert set(refused(fleet, instance).values()) == {0}, (instance, refused(fleet, instance))
         fleet.await_idle()

@@ -86,7 +86,7 @@ def written(fleet):
     write_backs_done(fleet)
     expected = [reply.text for reply in cold]
     shares = read_all(fleet, prompts, expected)
-    assert min(shares) > 0.85 and rebuilt(fleet) == 0, (shares, rebuilt(fleet))
+    assert min(shares) > 0.85, shares
     return prompts, expected
 
 
@@ -94,9 +94,10 @@ def two_stores_of_the_sample_are_lost():
     with Fleet("etc/local-ec", [PATIENT_MATCH]) as fleet:
         prompts, expected = written(fleet)
         lose(fleet, "node2", "node11")
+        before = rebuilt(fleet)  # not 0 when a column was late
         shares = read_all(fleet, prompts, expected)
         assert min(shares) > 0.85, shares
-        assert rebuilt(fleet) > 0
+        assert rebuilt(fleet) > before
         fleet.await_idle(60)
 
 
@@ -122,9 +123,10 @@ def two_machines_are_lost_and_replaced_while_requests_run():
         prompts, expected = written(fleet)
         with writing(fleet):
             lose(fleet, "node3", "node7")
+            before = rebuilt(fleet)
             shares = read_all(fleet, prompts, expected)
             assert min(shares) > 0.85, shares
-        assert rebuilt(fleet) > 0
+            assert rebuilt(fleet) > before
         # A third: what cannot be read is computed.
         lose(fleet, "node9")
         read_all(fleet, prompts, expected)

@@ -150,6 +150,10 @@ class Fleet:
         except (OSError, ValueError):
             return False
 
+    def message_sockets(self):
+        """Unix sockets that messages go through.  A di-hold takes descriptors from its own di-kvd, no messages."""
+        return sorted(path.name for path in self.run.glob("*.sock") if not path.name.startswith("di-hold."))
+
     def kill(self, instance, sig=signal.SIGKILL):
         pid = self.pid(instance)
         os.kill(pid, sig)
