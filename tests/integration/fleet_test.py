@@ -130,6 +130,7 @@ def what_one_program_knows_is_asked_of_nobody_else():
         wrong = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), "kv", "repair", "nwo"], capture_output=True, text=True)
         assert wrong.returncode == 1 and wrong.stderr.startswith("di-ctl: di-meta.0: "), wrong
         fleet.kill("di-meta.0")
+        wait_for(lambda: not fleet.alive("di-meta.0"), "di-meta to be gone")
         gone = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), "kv", "repair"], capture_output=True, text=True)
         assert gone.returncode == 1 and gone.stderr == "di-ctl: di-meta.0: not running\n", gone
 
