@@ -405,6 +405,25 @@ TEST_F(StripeTest, FailedRepairsAreTriedAgainLaterByTheNextHost) {
   EXPECT_EQ(index->counters().repairs_failed, 2U);
 }
 
+// A host refuses a repair of more columns than parity makes up for.
+TEST_F(StripeTest, MoreStoresLeaveThanAStripeCanLose) {
+  start(10, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  for (int column = 0; column < 4; ++column) {
+    ASSERT_TRUE(index->store_leaves(store(number_of(opened.columns[static_cast<std::size_t>(column)])).instance, true, at_s(2)));
+  }
+  std::size_t made = 0;
+  for (int s = 2; s < 200; ++s) {
+    step(s);
+    for (const Index::Repair& repair : index->repairs(at_s(s))) {
+      EXPECT_LE(repair.message.targets.size(), 2U);
+      made += repair.message.targets.size();
+      finish(repair, s);
+    }
+  }
+  EXPECT_EQ(made, 4U);
+}
+
 TEST_F(StripeTest, StoreThatLeavesIsEmptied) {
   start(8, {.placement = {{4, 2}, false}});
   std::vector<wire::meta_put_opened> all;
