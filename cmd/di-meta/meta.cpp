@@ -21,6 +21,8 @@ void params(config::Params& params, Config& config) {
   params.duration(
       "kv.ttl", config.kv_ttl,
       {.help = "a stored page that no request used for so long is dropped; 0s: when room is needed"});
+  params.duration("kv.ttl_cap", config.kv_ttl_cap,
+                  {.help = "a stored page is dropped so long after it was written, whatever its use; 0s: never"});
   params.string("store.geometry", config.geometry,
                 {.def = "1+0",
                  .check = [](const std::string& text) -> Status {
@@ -61,7 +63,7 @@ Status Meta::on_prepare(daemon::Daemon& daemon) {
 Status Meta::on_start(daemon::Daemon& daemon) {
   Service::Options options;
   options.index.blocks_max = config_.blocks_max;
-  options.index.stripe_ttl = config_.kv_ttl;
+  options.index.stripe_life = {config_.kv_ttl, config_.kv_ttl_cap};
   auto geometry = directory::Geometry::parse(config_.geometry);
   if (!geometry) return geometry.error();
   options.index.placement = {*geometry, config_.lab};

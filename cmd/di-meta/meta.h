@@ -19,6 +19,7 @@ struct Config {
   std::string catalogue;
   std::uint32_t blocks_max = 0;
   Duration kv_ttl{0};
+  Duration kv_ttl_cap{0};
   std::string geometry;
   bool lab = false;
   directory::RepairPolicy repair = directory::RepairPolicy::all;

@@ -38,6 +38,18 @@ Index::Index(Options options, Instant now)
       }()),
       frees_safe_at_(now + options.lease.cap),
       next_stripe_((options.run << 32) + 1),
+      evictor_(
+          [&options] {
+            kv::Evictor::Options evict;
+            evict.capacity_bytes = capacity_unknown;
+            evict.high_pct = static_cast<std::uint32_t>(evict_high_pct);
+            evict.low_pct = static_cast<std::uint32_t>(evict_low_pct);
+            evict.items_max = options.blocks_max + options.open_puts_max;
+            evict.victims_max = evict_stripes_max;
+            evict.life[0] = options.stripe_life;
+            return evict;
+          }(),
+          now),
       blocks_(options.blocks_max, *this),
       arenas_({options.places_max, options.arena_pages_max},
               {.added =
@@ -192,6 +204,7 @@ void Index::targets_changed(std::uint32_t number) {
     placements_.set(target, {store.labels, usable, state.bytes_total});
   }
   if (more) repairs_.hurry();  // there may be a place now for what waits for one
+  capacity_changed();
 }
 
 void Index::add_bytes(Target target, std::uint64_t bytes) {
@@ -431,11 +444,13 @@ wire::meta_planned Index::plan(const Holder& holder, const RequestId& request, c
     answer.pages.push_back(std::move(planned));
   }
   if (answer.pages.empty()) return answer;
-  // From the last to the first, so that a parent is always younger than what hangs on it.
+  // A use goes up the chain by itself; where its links are missing it begins anew.
+  kv::Evictor::Item above = kv::Evictor::item_none;
   for (auto at = stripes.rbegin(); at != stripes.rend(); ++at) {
     const std::uint32_t slot = stripes_.find(*at);
-    stripes_.touch(slot);
     Stripe& stripe = stripes_.at(slot);
+    if (stripe.item != above) evictor_.touch(stripe.item, now);
+    above = evictor_.parent(stripe.item);
     const bool cold = stripe.used_at + options_.repair_hot <= now;
     stripe.used_at = now;
     if (cold && stripe.columns().size() < stripe.form().columns_stored()) consider_repair(slot, now);
@@ -468,7 +483,7 @@ std::vector<Index::Free> Index::step(Instant now) {
     ++counters_.puts_lapsed;
     abandon(puts_.take(*id), {}, now + put_grace);
   }
-  expire(now);
+  drop_victims(evictor_.step(now), 0, now);
   settle_adoptions(now);
   for (std::uint32_t number = 0; number < stores_.size(); ++number) {
     Store& store = stores_[number];
@@ -501,11 +516,8 @@ std::vector<Index::Free> Index::step(Instant now) {
 }
 
 Instant Index::next_due() const {
-  Instant due =
-      std::min({leases_.next_due(), puts_.next_due(), frees_.next_due(), repairs_.next_due(), scan_at_});
-  if (options_.stripe_ttl.count() > 0 && stripes_.oldest() != none) {
-    due = std::min(due, stripes_.at(stripes_.oldest()).used_at + options_.stripe_ttl);
-  }
+  Instant due = std::min({leases_.next_due(), puts_.next_due(), frees_.next_due(), repairs_.next_due(),
+                          evictor_.next_due(), scan_at_});
   if (!adopting_.empty()) due = std::min(due, adopting_.begin()->first);
   for (const Store& store : stores_) {
     if (!store.up && !store.gone) due = std::min(due, store.away_since + options_.repair_after);
@@ -526,7 +538,7 @@ bool Index::restore(const StripeRow& row, Instant now) {
   const auto form = StripeForm::of_code(row.code, row.pages);
   std::size_t keys = 0;
   for (const wire::PutPage& page : row.pages) keys += page.keys.size();
-  if (!form || blocks_.entries() + keys > options_.blocks_max) return refuse();
+  if (!form || !has_room(keys)) return refuse();
   next_stripe_ = std::max(next_stripe_, row.id + 1);
   std::vector<StripeColumn> columns;
   for (const wire::Column& column : row.columns) {
@@ -538,7 +550,8 @@ bool Index::restore(const StripeRow& row, Instant now) {
   }
   if (columns.size() < form->data_stored()) return refuse();  // it was being adopted
   restoring_ = true;
-  const std::uint32_t slot = publish(Stripe(row.id, row.fingerprint, row.pages, *form, row.code.crcs), now);
+  const std::uint32_t slot = publish(Stripe(row.id, row.fingerprint, row.pages, *form, row.code.crcs),
+                                     kv::Evictor::item_none, now);
   for (const StripeColumn& column : columns) column_add(slot, column);
   restoring_ = false;
   // Looked at when the stores are there.
@@ -723,6 +736,8 @@ void Index::test_check() const {
     for (const auto& [volume, state] : store.volumes) sum += bytes[{number, volume}];
     DI_ASSERT(sum == store.bytes);
   }
+  DI_ASSERT(evictor_.items() == stripes_.count() + puts_.count());
+  evictor_.test_check();
   puts_.test_check();
   frees_.test_check();
   repairs_.test_check();

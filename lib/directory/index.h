@@ -26,6 +26,10 @@
 //
 // Freeing is two-phase: out of the map first, then `kv_free` when no lease is left (I3 of spec/store.md).
 //
+// What is evicted, and when, kv/evict.h says for all stores together: a stripe is one of its items from put_open
+// on, held until it is committed.  A store that is above its mark, or says that it has no room, takes the next
+// victims that have a column there.
+//
 // Pure: time is given (the monotonic clock's), messages go in and answers come out; kv_free messages come
 // from step(), meta_repair from repairs().  Owner: the directory's thread.  Bounds: Options; lists inside
 // messages by the constants below, beyond which a message is cut or refused.  Nothing iterates a hash map, so
@@ -51,6 +55,7 @@
 #include "directory/puts.h"
 #include "directory/repair.h"
 #include "directory/stripes.h"
+#include "kv/evict.h"
 #include "wire/ids.h"
 #include "wire/messages.h"
 
@@ -74,10 +79,18 @@ inline constexpr std::uint64_t fetch_store_bytes_per_us = 1000;
 inline constexpr std::uint64_t fetch_store_us = 1000;
 
 // Eviction for one put that found no room frees this multiple of its bytes, and at least this part of
-// what the store holds (92 % down to 88 %, spec/store.md 4.8), in at most so many stripes.
+// what the store holds (92 % down to 88 %, spec/store.md 4.8), in at most so many stripes.  A store that still
+// has no room when all that has arrived there gives twice that part, and so on up to half of it: its room may be
+// in segments that are bound to columns of another length, and those come back when they are empty.
 inline constexpr std::uint64_t evict_put_multiple = 8;
 inline constexpr std::uint64_t evict_store_part = 25;
+inline constexpr std::uint64_t evict_store_part_least = 2;
 inline constexpr std::size_t evict_stripes_max = 1024;
+// Marks of a store, and of all together.
+inline constexpr std::uint64_t evict_high_pct = 92;
+inline constexpr std::uint64_t evict_low_pct = 88;
+// While a store has not said how large it is; such are evicted only when they refuse a column.
+inline constexpr std::uint64_t capacity_unknown = std::uint64_t{1} << 62;
 // Stripes looked at in one step for what has to be repaired, and the pause before the next.
 inline constexpr std::size_t repair_scan_stripes = 4096;
 inline constexpr Duration repair_scan_pause = milliseconds(10);
@@ -94,8 +107,8 @@ class Index final : private BlockMap::Keys {
     std::size_t arena_pages_max = std::size_t{1} << 18;  // per host
     std::size_t places_max = 4096;                       // hosts, and stores
     std::size_t open_puts_max = 65536;
-    // A stripe that no plan used for so long is dropped; zero: only when room is needed.
-    Duration stripe_ttl{0};
+    // Of a stripe: after the last plan that used it, and after its put.
+    kv::Evictor::Life stripe_life{};
     LeaseTable::Options lease{};
     Placements::Options placement{};
     // What the inventories bring has so long to become complete.
@@ -135,7 +148,7 @@ class Index final : private BlockMap::Keys {
     std::uint64_t stripes_missing = 0;     // columns that the inventory of their store does not show
     std::uint64_t stripes_lost = 0;        // too few columns left
     std::uint64_t stripes_evicted = 0;
-    std::uint64_t stripes_expired = 0;  // stripe_ttl
+    std::uint64_t stripes_expired = 0;  // stripe_life
     std::uint64_t stripes_freed = 0;    // named in a kv_free or an inventory answer
     std::uint64_t columns_duplicate = 0;
     std::uint64_t columns_corrupt = 0;
@@ -231,6 +244,7 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] const Arenas::Counters& arena_counters() const { return arenas_.counters(); }
   [[nodiscard]] const Placements& placements() const { return placements_; }
   [[nodiscard]] const RepairQueue& repair_queue() const { return repairs_; }
+  [[nodiscard]] const kv::Evictor& evictor() const { return evictor_; }
   [[nodiscard]] std::size_t leases() const { return leases_.count(); }
   [[nodiscard]] std::size_t open_puts() const { return puts_.count(); }
   [[nodiscard]] std::size_t stripes() const { return stripes_.count(); }
@@ -291,6 +305,7 @@ class Index final : private BlockMap::Keys {
     bool complete = false;
     bool gone = false;         // away for repair_after
     bool some_failed = false;  // of its volumes
+    std::uint64_t evict_part = evict_store_part;
     Instant away_since;
     std::uint32_t inventory = 0;  // counts inventories begun
     std::uint64_t next_part = 0;
@@ -303,6 +318,11 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] const Key& key_of(BlockRef ref) const override;
   void add_blocks(std::uint32_t slot);
 
+  // For a stripe with so many keys.
+  [[nodiscard]] bool has_room(std::size_t keys) const {
+    return blocks_.entries() + keys <= options_.blocks_max &&
+           evictor_.items() < options_.blocks_max + options_.open_puts_max;
+  }
   // The number of a store, which is made when there is room.
   [[nodiscard]] std::optional<std::uint32_t> store_number(const std::string& instance, Instant now);
   void changed(std::uint64_t id) {
@@ -323,8 +343,8 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] bool brings_nothing_new(std::span<const wire::PutPage> pages) const;
   [[nodiscard]] wire::PlannedStripe planned_stripe(const Stripe& stripe) const;
 
-  // Makes the stripe committed; its columns are added after this.
-  std::uint32_t publish(Stripe stripe, Instant now);
+  // Makes the stripe committed; its columns are added after this.  Without an item it becomes one.
+  std::uint32_t publish(Stripe stripe, kv::Evictor::Item item, Instant now);
   void column_add(std::uint32_t slot, const StripeColumn& column);
   void column_remove(std::uint32_t slot, std::uint32_t column);
   void abandon(const OpenPut& put, std::span<const std::uint32_t> failed, Instant free_at);
@@ -337,11 +357,20 @@ class Index final : private BlockMap::Keys {
                    Instant at);
   [[nodiscard]] bool has_other_column(std::uint32_t store, std::uint64_t stripe, std::uint32_t column) const;
 
-  void evict(std::uint32_t store, std::uint64_t put_bytes, Instant now);
+  // The item of the stripe, committed or being written, that brings this key.
+  [[nodiscard]] kv::Evictor::Item item_of(const Key& key) const;
+  // What hangs on these keys, and on no item, hangs on the item that brings them now: it came before it, or
+  // the one that it hung on is gone.
+  void adopt_orphans(std::span<const Key> keys);
+  // Out of the directory.  Returns how many bytes that gives on the store.
+  std::uint64_t drop_victims(const std::vector<kv::Evictor::Victim>& victims, std::uint32_t store, Instant now);
+  // `want` bytes on that store, with what is on its way out.
+  void evict(std::uint32_t store, std::uint64_t want, Instant now);
+  // It refused a column of so many bytes.
+  void make_room(std::uint32_t store, std::uint64_t put_bytes, Instant now);
   void evict_blocks(std::size_t blocks, Instant now);
-  void evict_above_mark(const Stripe& stripe, Instant now);
-  [[nodiscard]] std::uint32_t leaf_under(std::uint32_t slot) const;
-  void expire(Instant now);
+  void evict_above_mark(std::uint64_t stripe, Instant now);
+  void capacity_changed();
 
   // True when the shard may be freed.
   [[nodiscard]] bool adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant now);
@@ -365,6 +394,7 @@ class Index final : private BlockMap::Keys {
   std::uint64_t block_bytes_ = 0;
 
   StripeTable stripes_;
+  kv::Evictor evictor_;
   BlockMap blocks_;
   Arenas arenas_;
   Placements placements_;

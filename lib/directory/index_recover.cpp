@@ -38,9 +38,10 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
     std::size_t keys = 0;
     for (const wire::PutPage& page : shard.pages) keys += page.keys.size();
     // Known to nobody, it would be space that never comes back.
-    if (blocks_.entries() + keys > options_.blocks_max) return true;
+    if (!has_room(keys)) return true;
     next_stripe_ = std::max(next_stripe_, shard.stripe + 1);
-    slot = publish(Stripe(shard.stripe, shard.fingerprint, shard.pages, *form, shard.code.crcs), now);
+    slot = publish(Stripe(shard.stripe, shard.fingerprint, shard.pages, *form, shard.code.crcs),
+                   kv::Evictor::item_none, now);
     column_add(slot, found);
     ++counters_.stripes_adopted;
     if (form->columns_stored() > 1) {

@@ -9,11 +9,6 @@ namespace di::directory {
 
 namespace {
 
-// A store is emptied a little when its columns are above this part of its volumes (spec/store.md 4.8).
-constexpr std::uint64_t evict_high_pct = 92;
-// Stripes of other stores that one eviction walks past.
-constexpr std::size_t evict_visits_max = 65536;
-
 std::uint16_t wire_code(Code code) {
   return static_cast<std::uint16_t>(code);
 }
@@ -80,7 +75,7 @@ wire::meta_put_opened Index::put_open(const Holder& holder, const wire::meta_put
   }
   if (count == 0) return refuse(Code::busy, counters_.puts_busy);
   if (puts_.full() || next_stripe_ > stripe_id_max) return refuse(Code::busy, counters_.puts_busy);
-  if (blocks_.entries() + blocks > options_.blocks_max) {
+  if (!has_room(blocks)) {
     evict_blocks(blocks, now);
     return refuse(Code::busy, counters_.puts_busy);
   }
@@ -96,10 +91,14 @@ wire::meta_put_opened Index::put_open(const Holder& holder, const wire::meta_put
   put.deadline = now + put_ttl;
   std::vector<std::uint64_t> page_bytes;
   for (const wire::PutPage& page : put.pages) page_bytes.push_back(page.bytes);
+  kv::Evictor::Spec spec{.id = put.id, .key = BlockMap::hash_of(put.pages.front().keys.front()), .held = true};
   for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
     put.column_bytes.push_back(column_bytes_of(put.form, page_bytes, put.form.stored_column(i)));
     add_bytes(put.targets[i], put.column_bytes.back());
+    spec.bytes += put.column_bytes.back();
   }
+  spec.parent = item_of(put.pages.front().parent);
+  put.item = evictor_.put(spec, now).item;  // has_room() said that there is one
   answer.stripe = put.id;
   answer.pages = put.form.pages;
   name_columns(put);
@@ -127,23 +126,24 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
   }
   const OpenPut put = puts_.take(message.stripe);
   std::vector<std::uint32_t> failed;
-  for (const std::uint32_t column : message.failed_columns) {
-    const bool known =
-        put.form.is_stored(column) && std::find(failed.begin(), failed.end(), column) == failed.end();
-    if (known) failed.push_back(column);
+  std::vector<std::uint32_t> refused;  // for want of room
+  for (const wire::FailedColumn& column : message.failed_columns) {
+    const bool known = put.form.is_stored(column.column) &&
+                       std::find(failed.begin(), failed.end(), column.column) == failed.end();
+    if (!known) continue;
+    failed.push_back(column.column);
+    if (column.code == wire_code(Code::no_space)) refused.push_back(column.column);
   }
-  const auto is_failed = [&](std::uint32_t column) {
-    return std::find(failed.begin(), failed.end(), column) != failed.end();
+  const auto is_among = [](const std::vector<std::uint32_t>& columns, std::uint32_t column) {
+    return std::find(columns.begin(), columns.end(), column) != columns.end();
   };
-  if (!failed.empty()) {
-    // Why a column failed is not known here; a store that is nearly full gets room for the next attempt.
-    for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
-      if (!is_failed(put.form.stored_column(i))) continue;
-      const Store& store = stores_[put.targets[i].store];
-      std::uint64_t total = 0;
-      for (const auto& [volume, state] : store.volumes) total += state.bytes_total;
-      if (store.up && (total == 0 || store.bytes * 2 > total))
-        evict(put.targets[i].store, put.column_bytes[i], now);
+  for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
+    const std::uint32_t store = put.targets[i].store;
+    const std::uint32_t column = put.form.stored_column(i);
+    if (is_among(refused, column)) {
+      if (stores_[store].up) make_room(store, put.column_bytes[i], now);
+    } else if (!is_among(failed, column)) {
+      stores_[store].evict_part = evict_store_part;
     }
   }
   if (failed.size() > put.form.parity_columns) {
@@ -167,10 +167,10 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
   }
   for (std::size_t i = 0; i < put.targets.size(); ++i) remove_bytes(put.targets[i], put.column_bytes[i]);
   const std::uint32_t slot =
-      publish(Stripe(put.id, put.fingerprint, put.pages, put.form, message.code.crcs), now);
+      publish(Stripe(put.id, put.fingerprint, put.pages, put.form, message.code.crcs), put.item, now);
   for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
     const std::uint16_t column = put.form.stored_column(i);
-    if (is_failed(column)) continue;
+    if (is_among(failed, column)) continue;
     const Target target = put.targets[i];
     column_add(slot, {target.store, target.volume, column, stores_[target.store].inventory});
   }
@@ -179,7 +179,8 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
     ++counters_.puts_degraded;
     consider_repair(slot, now);
   }
-  evict_above_mark(stripes_.at(slot), now);
+  drop_victims(evictor_.step(now), 0, now);
+  evict_above_mark(put.id, now);
   return answer;
 }
 
@@ -198,14 +199,54 @@ void Index::abandon(const OpenPut& put, std::span<const std::uint32_t> failed, I
     if (std::find(failed.begin(), failed.end(), put.form.stored_column(i)) != failed.end()) continue;
     bytes[put.targets[i].store] += put.column_bytes[i];
   }
+  evictor_.remove(put.item);
+  adopt_orphans(put.claims);
   for (const auto& [store, sum] : bytes) frees_.schedule(store, put.id, Frees::every_column, sum, free_at);
 }
 
 // ---- Committed stripes -------------------------------------------------------------------------
 
-std::uint32_t Index::publish(Stripe stripe, Instant now) {
+kv::Evictor::Item Index::item_of(const Key& key) const {
+  kv::Evictor::Item item = kv::Evictor::item_none;
+  blocks_.find(key, [&](BlockRef ref) {
+    if (ref.in_arena) return true;
+    item = stripes_.at(ref.slot).item;
+    return false;
+  });
+  if (item != kv::Evictor::item_none) return item;
+  const OpenPut* put = puts_.find(key);
+  return put == nullptr ? item : put->item;
+}
+
+void Index::adopt_orphans(std::span<const Key> keys) {
+  for (const Key& key : keys) {
+    const std::uint64_t hash = BlockMap::hash_of(key);
+    auto at = children_.lower_bound({hash, 0});
+    if (at == children_.end() || at->first != hash) continue;
+    const kv::Evictor::Item parent = item_of(key);
+    for (; parent != kv::Evictor::item_none && at != children_.end() && at->first == hash; ++at) {
+      const Stripe& child = stripes_.at(stripes_.find(at->second));
+      if (child.parent() == key) evictor_.adopt(child.item, parent, child.used_at);
+    }
+  }
+}
+
+std::uint32_t Index::publish(Stripe stripe, kv::Evictor::Item item, Instant now) {
   stripe.published = next_published_++;
   stripe.used_at = now;
+  if (item == kv::Evictor::item_none) {
+    kv::Evictor::Spec spec{.id = stripe.id(), .key = BlockMap::hash_of(stripe.keys().front())};
+    for (std::uint32_t i = 0; i < stripe.form().columns_stored(); ++i) {
+      spec.bytes += stripe.column_bytes(stripe.form().stored_column(i));
+    }
+    spec.parent = item_of(stripe.parent());
+    stripe.item = evictor_.put(spec, now).item;
+  } else {
+    stripe.item = item;
+    evictor_.open(item);
+    const kv::Evictor::Item parent = item_of(stripe.parent());
+    if (parent != kv::Evictor::item_none) evictor_.adopt(item, parent, now);
+  }
   const std::uint64_t id = stripe.id();
   const std::uint32_t slot = stripes_.add(std::move(stripe));
   const auto keys = stripes_.at(slot).keys();
@@ -213,6 +254,7 @@ std::uint32_t Index::publish(Stripe stripe, Instant now) {
     if (!blocks_.insert(keys[block], {slot, static_cast<std::uint16_t>(block), false}))
       ++counters_.blocks_refused;
   }
+  adopt_orphans(keys);
   children_.emplace(BlockMap::hash_of(stripes_.at(slot).parent()), id);
   changed(id);
   return slot;
@@ -246,6 +288,7 @@ void Index::column_remove(std::uint32_t slot, std::uint32_t number) {
 void Index::drop(std::uint32_t slot, Instant free_at) {
   const Stripe& stripe = stripes_.at(slot);
   const std::uint64_t id = stripe.id();
+  if (stripe.item != kv::Evictor::item_none) evictor_.remove(stripe.item);
   std::map<std::uint32_t, std::uint64_t> bytes;  // by store
   while (!stripe.columns().empty()) {
     const StripeColumn column = stripe.columns().back();
@@ -258,6 +301,8 @@ void Index::drop(std::uint32_t slot, Instant free_at) {
     blocks_.erase(keys[block], {slot, static_cast<std::uint16_t>(block), false});
   }
   children_.erase({BlockMap::hash_of(stripe.parent()), id});
+  // A victim has none.
+  if (stripe.item != kv::Evictor::item_none) adopt_orphans(keys);
   if (const auto since = adopting_since_.find(id); since != adopting_since_.end()) {
     adopting_.erase({since->second, id});
     adopting_since_.erase(since);
@@ -297,89 +342,84 @@ void Index::lose_column(std::uint32_t slot, std::uint32_t column, Instant now) {
 
 // ---- Eviction ----------------------------------------------------------------------------------
 
-// Goes down the chain while something hangs on the stripe.  Chained hashes have no cycles; what peers
-// claim may have, so the walk is bounded and then ends where it is.
-std::uint32_t Index::leaf_under(std::uint32_t slot) const {
-  for (int depth = 0; depth < 65536; ++depth) {
-    const Stripe& stripe = stripes_.at(slot);
-    std::uint64_t child = 0;
-    for (const Key& key : stripe.keys()) {
-      const std::uint64_t hash = BlockMap::hash_of(key);
-      auto at = children_.lower_bound({hash, 0});
-      if (at != children_.end() && at->first == hash && at->second == stripe.id()) ++at;
-      if (at == children_.end() || at->first != hash) continue;
-      child = at->second;
-      break;
+void Index::capacity_changed() {
+  std::uint64_t bytes = 0;
+  for (const Store& store : stores_) {
+    if (store.gone || store.leaves) continue;
+    for (const auto& [volume, state] : store.volumes) {
+      if (state.state == volume_failed) continue;
+      if (state.bytes_total == 0) return evictor_.set_capacity(capacity_unknown);
+      bytes += state.bytes_total;
     }
-    if (child == 0) return slot;
-    slot = stripes_.find(child);
   }
-  return slot;
+  evictor_.set_capacity(bytes == 0 ? capacity_unknown : bytes);
 }
 
-void Index::evict(std::uint32_t number, std::uint64_t put_bytes, Instant now) {
-  const std::uint64_t want =
-      std::max(put_bytes * evict_put_multiple, stores_[number].bytes / evict_store_part);
-  std::uint32_t slot = stripes_.oldest();
-  std::size_t evicted = 0;
-  for (std::size_t visits = 0; visits < evict_visits_max && slot != none; ++visits) {
-    if (evicted >= evict_stripes_max || frees_.bytes(number) >= want) return;
-    const auto columns = stripes_.at(slot).columns();
-    const bool here = std::any_of(columns.begin(), columns.end(),
-                                  [&](const StripeColumn& column) { return column.store == number; });
-    const std::uint32_t next = stripes_.newer(slot);
-    if (!here) {
-      slot = next;
-      continue;
+std::uint64_t Index::drop_victims(const std::vector<kv::Evictor::Victim>& victims, std::uint32_t store,
+                                  Instant now) {
+  std::uint64_t bytes = 0;
+  for (const kv::Evictor::Victim& victim : victims) {
+    ++(victim.why == kv::Evictor::Why::expired ? counters_.stripes_expired : counters_.stripes_evicted);
+    const std::uint32_t slot = stripes_.find(victim.id);
+    Stripe& stripe = stripes_.at(slot);
+    stripe.item = kv::Evictor::item_none;
+    for (const StripeColumn& column : stripe.columns()) {
+      if (column.store == store) bytes += stripe.column_bytes(column.column);
     }
-    const std::uint32_t leaf = leaf_under(slot);
-    ++counters_.stripes_evicted;
-    ++evicted;
-    if (leaf == slot) slot = next;
-    drop(leaf, now);
+    drop(slot, now);
   }
+  return bytes;
+}
+
+void Index::evict(std::uint32_t number, std::uint64_t want, Instant now) {
+  const std::uint64_t pending = frees_.bytes(number);
+  std::uint64_t left = want - std::min(want, pending);
+  const auto here = [&](std::uint64_t id) {
+    const auto columns = stripes_.at(stripes_.find(id)).columns();
+    return std::any_of(columns.begin(), columns.end(),
+                       [&](const StripeColumn& column) { return column.store == number; });
+  };
+  while (left > 0) {
+    // A stripe has one column of about the same length on each of its stores.
+    const auto victims = evictor_.make_room(left * placements_.options().geometry.columns(), here);
+    const std::uint64_t bytes = drop_victims(victims, number, now);
+    if (bytes == 0) return;
+    left -= std::min(left, bytes);
+  }
+}
+
+void Index::make_room(std::uint32_t number, std::uint64_t put_bytes, Instant now) {
+  Store& store = stores_[number];
+  const std::uint64_t pending = frees_.bytes(number);
+  evict(number, std::max(put_bytes * evict_put_multiple, store.bytes / store.evict_part), now);
+  if (pending == 0) store.evict_part = std::max(store.evict_part / 2, evict_store_part_least);
 }
 
 void Index::evict_blocks(std::size_t blocks, Instant now) {
   const std::size_t want = std::max(blocks * evict_put_multiple, blocks_.entries() / evict_store_part);
-  std::size_t freed = 0;
-  for (std::size_t i = 0; i < evict_stripes_max && freed < want && stripes_.oldest() != none; ++i) {
-    const std::uint32_t leaf = leaf_under(stripes_.oldest());
-    freed += stripes_.at(leaf).blocks();
-    ++counters_.stripes_evicted;
-    drop(leaf, now);
+  const std::size_t before = blocks_.entries();
+  for (std::size_t i = 0; i < evict_stripes_max && before - blocks_.entries() < want; ++i) {
+    const auto victims = evictor_.make_room(1);
+    if (victims.empty()) return;
+    drop_victims(victims, 0, now);
   }
 }
 
-void Index::evict_above_mark(const Stripe& stripe, Instant now) {
-  std::vector<std::uint32_t> full;
-  std::uint64_t bytes = 0;
-  for (const StripeColumn& column : stripe.columns()) {
+void Index::evict_above_mark(std::uint64_t id, Instant now) {
+  const std::uint32_t slot = stripes_.find(id);
+  if (slot == none) return;  // it was the next to go
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> full;  // store, bytes above the low mark
+  for (const StripeColumn& column : stripes_.at(slot).columns()) {
     const Store& store = stores_[column.store];
     std::uint64_t total = 0;
     for (const auto& [volume, state] : store.volumes) {
       if (state.state != volume_failed) total += state.bytes_total;
     }
-    bytes = std::max(bytes, stripe.column_bytes(column.column));
-    if (total > 0 && store.bytes > total / 100 * evict_high_pct) full.push_back(column.store);
-  }
-  for (const std::uint32_t store : full) evict(store, bytes, now);
-}
-
-void Index::expire(Instant now) {
-  if (options_.stripe_ttl.count() <= 0) return;
-  for (std::size_t i = 0; i < evict_stripes_max && stripes_.oldest() != none; ++i) {
-    const std::uint32_t oldest = stripes_.oldest();
-    if (stripes_.at(oldest).used_at + options_.stripe_ttl > now) return;
-    const std::uint32_t leaf = leaf_under(oldest);
-    if (stripes_.at(leaf).used_at + options_.stripe_ttl > now) {
-      stripes_.touch(oldest);  // what hangs on it is in use
-      stripes_.at(oldest).used_at = now;
-      continue;
+    if (total > 0 && store.bytes > total / 100 * evict_high_pct) {
+      full.emplace_back(column.store, store.bytes - total / 100 * evict_low_pct);
     }
-    ++counters_.stripes_expired;
-    drop(leaf, now);
   }
+  for (const auto& [store, bytes] : full) evict(store, bytes + frees_.bytes(store), now);
 }
 
 }  // namespace di::directory

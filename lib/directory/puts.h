@@ -30,6 +30,7 @@ struct OpenPut {
   StripeForm form;
   std::vector<Target> targets;  // of the stored columns, in their order
   std::vector<std::uint64_t> column_bytes;
+  kv::Evictor::Item item = kv::Evictor::item_none;
   Instant deadline;
 };
 

@@ -269,12 +269,10 @@ std::uint32_t StripeTable::add(Stripe stripe) {
   }
   const bool added = ids_.emplace(id, slot).second;
   DI_ASSERT(added);
-  link(slot);
   return slot;
 }
 
 void StripeTable::erase(std::uint32_t slot) {
-  unlink(slot);
   ids_.erase(slots_[slot]->id());
   slots_[slot].reset();
   free_.push_back(slot);
@@ -283,25 +281,6 @@ void StripeTable::erase(std::uint32_t slot) {
 std::uint32_t StripeTable::find(std::uint64_t id) const {
   const auto at = ids_.find(id);
   return at == ids_.end() ? none : at->second;
-}
-
-void StripeTable::touch(std::uint32_t slot) {
-  unlink(slot);
-  link(slot);
-}
-
-void StripeTable::link(std::uint32_t slot) {
-  Stripe& stripe = *slots_[slot];
-  stripe.older_ = youngest_;
-  stripe.newer_ = none;
-  (youngest_ == none ? oldest_ : slots_[youngest_]->newer_) = slot;
-  youngest_ = slot;
-}
-
-void StripeTable::unlink(std::uint32_t slot) {
-  const Stripe& stripe = *slots_[slot];
-  (stripe.older_ == none ? oldest_ : slots_[stripe.older_]->newer_) = stripe.newer_;
-  (stripe.newer_ == none ? youngest_ : slots_[stripe.newer_]->older_) = stripe.older_;
 }
 
 }  // namespace di::directory

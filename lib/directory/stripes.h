@@ -6,7 +6,7 @@
 //
 // A million stripes of ten pages are tens of millions of blocks, so a stripe is one small struct and one
 // allocation with its columns, checksums and keys.  It is named by its id outside and by its slot, a number
-// that is used again, inside.  The table also keeps the order of use.
+// that is used again, inside.  What goes first when room is needed is kv/evict.h's business.
 //
 // Pure.  Owner: the directory's thread.  Bound: the callers' (blocks_max of index.h).
 #pragma once
@@ -23,6 +23,7 @@
 
 #include "base/result.h"
 #include "base/time.h"
+#include "kv/evict.h"
 #include "wire/ids.h"
 #include "wire/messages.h"
 
@@ -150,9 +151,9 @@ class Stripe {
 
   std::uint64_t published = 0;  // counts commits: the lower one owns a key
   Instant used_at;
+  kv::Evictor::Item item = kv::Evictor::item_none;
 
  private:
-  friend class StripeTable;
   struct PageHead {
     std::uint64_t bytes;
     std::uint32_t first;  // block
@@ -174,15 +175,13 @@ class Stripe {
   std::uint16_t columns_ = 0;  // present
   // PageHead[pages], StripeColumn[columns_stored()], checksums, Key[blocks].
   std::unique_ptr<std::byte[]> body_;
-  std::uint32_t older_ = 0;  // slots in the order of use
-  std::uint32_t newer_ = 0;
 };
 
 class StripeTable {
  public:
   static constexpr std::uint32_t none = UINT32_MAX;
 
-  // The slot; the stripe is the youngest in the order of use.  The id is not there yet.
+  // The slot.  The id is not there yet.
   std::uint32_t add(Stripe stripe);
   void erase(std::uint32_t slot);
 
@@ -193,19 +192,10 @@ class StripeTable {
   // By id, in order.
   [[nodiscard]] const std::map<std::uint64_t, std::uint32_t>& ids() const { return ids_; }
 
-  void touch(std::uint32_t slot);  // becomes the youngest
-  [[nodiscard]] std::uint32_t oldest() const { return oldest_; }
-  [[nodiscard]] std::uint32_t newer(std::uint32_t slot) const { return slots_[slot]->newer_; }
-
  private:
-  void link(std::uint32_t slot);
-  void unlink(std::uint32_t slot);
-
   std::deque<std::optional<Stripe>> slots_;
   std::vector<std::uint32_t> free_;
   std::map<std::uint64_t, std::uint32_t> ids_;
-  std::uint32_t oldest_ = none;
-  std::uint32_t youngest_ = none;
 };
 
 }  // namespace di::directory

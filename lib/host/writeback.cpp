@@ -193,7 +193,7 @@ bool Writeback::take_columns(Job& job, const wire::meta_put_opened& answer) {
     if (const std::optional<Peer> store = peers_.store_up(column.instance)) {
       job.columns.emplace(number, Job::Column{*store, column.volume, 0});
     } else {
-      job.failed.insert(number);
+      job.failed.emplace(number, Code::unreachable);
     }
   }
   job.shape = *std::move(shape);
@@ -318,11 +318,18 @@ void Writeback::put_done(const Peer& store, const wire::kv_put_done& done, const
   if (code == Code::ok) {
     ++counters_.columns;
   } else {
-    job.failed.insert(done.column);
+    job.failed.emplace(done.column, code);
     job.no_space = job.no_space || code == Code::no_space;
     job.refused = job.refused || code == Code::corrupt || code == Code::stale;
   }
   columns_changed(tag, now);
+}
+
+void Writeback::commit(const Job& job, std::uint64_t tag) {
+  wire::meta_put_commit message{job.stripe, {}, job.code};
+  for (const auto& [column, code] : job.failed)
+    message.failed_columns.push_back({column, static_cast<std::uint16_t>(code)});
+  to_meta(tag, message);
 }
 
 void Writeback::columns_changed(std::uint64_t tag, const Now& now) {
@@ -331,7 +338,7 @@ void Writeback::columns_changed(std::uint64_t tag, const Now& now) {
     counters_.columns_failed += job.failed.size();
     if (job.no_space) {
       // A commit that names the columns: di-meta makes room on those stores.  Its answer finds no job.
-      to_meta(tag, wire::meta_put_commit{job.stripe, {job.failed.begin(), job.failed.end()}, job.code});
+      commit(job, tag);
     } else {
       abort(job, tag);
     }
@@ -343,7 +350,7 @@ void Writeback::columns_changed(std::uint64_t tag, const Now& now) {
   job.state = JobState::committing;
   job.deadline = now.liveness + limits_.answer_wait;
   counters_.columns_failed += job.failed.size();
-  to_meta(tag, wire::meta_put_commit{job.stripe, {job.failed.begin(), job.failed.end()}, job.code});
+  commit(job, tag);
 }
 
 void Writeback::put_committed(std::uint64_t tag, const wire::meta_put_committed& answer, const Now& now) {
@@ -430,7 +437,7 @@ void Writeback::store_lost(const Peer& store, const Now& now) {
         continue;
       }
       conceal(column->second);
-      job.failed.insert(column->first);
+      job.failed.emplace(column->first, Code::unreachable);
       column = job.columns.erase(column);
       if (touched.empty() || touched.back() != tag) touched.push_back(tag);
     }
@@ -451,7 +458,7 @@ void Writeback::on_time(const Now& now) {
     }
     for (const auto& [number, column] : std::exchange(job.columns, {})) {
       conceal(column);
-      job.failed.insert(number);
+      job.failed.emplace(number, Code::timeout);
     }
     columns_changed(tag, now);
   }

@@ -148,7 +148,7 @@ class Writeback {
       std::uint64_t transfer = 0;  // exposed to a store on another machine; 0: it maps the arena
     };
     std::map<std::uint16_t, Column> columns;  // not yet written
-    std::set<std::uint32_t> failed;
+    std::map<std::uint16_t, Code> failed;  // columns, and why
     bool no_space = false;
     bool refused = false;  // corrupt or stale
     Instant deadline;
@@ -171,6 +171,8 @@ class Writeback {
   // False when a page is not what its checksums say.
   bool encode_group(Job& job);
   void start_puts(std::uint64_t tag, const Now& now);
+  // Tells di-meta which columns are written, and why the others are not.
+  void commit(const Job& job, std::uint64_t tag);
   // After a column failed or was written.
   void columns_changed(std::uint64_t tag, const Now& now);
   void abort(const Job& job, std::uint64_t tag) { to_meta(tag, wire::meta_put_abort{job.stripe}); }

@@ -351,6 +351,13 @@ void Evictor::drop(Item item, Why why, std::vector<Victim>& out) {
   forget(item);
 }
 
+// Of what is held: one store may be full long before the capacity is used up.
+bool Evictor::small_above_share() const {
+  const double held = static_cast<double>(std::min(bytes_, options_.capacity_bytes));
+  return static_cast<double>(queue_bytes_[small_queue]) * static_cast<double>(options_.capacity_bytes) >=
+         static_cast<double>(small_share_) * held;
+}
+
 void Evictor::collect(std::uint64_t bytes, std::size_t items, const Wanted& wanted,
                       std::vector<Victim>& out) {
   std::array<Item, 2> next{queues_[small_queue].tail, queues_[main_queue].tail};
@@ -358,8 +365,8 @@ void Evictor::collect(std::uint64_t bytes, std::size_t items, const Wanted& want
   const std::size_t before = out.size();
   const auto enough = [&] { return freed >= bytes && out.size() - before >= items; };
   for (std::size_t scanned = 0; !enough() && scanned < scan_max; ++scanned) {
-    const bool from_small = next[small_queue] != item_none &&
-                            (queue_bytes_[small_queue] >= small_share_ || next[main_queue] == item_none);
+    const bool from_small =
+        next[small_queue] != item_none && (small_above_share() || next[main_queue] == item_none);
     Item& at = next[from_small ? small_queue : main_queue];
     if (at == item_none) return;
     const Item oldest = at;

@@ -141,6 +141,7 @@ class Evictor {
   void touch(Item deepest, Instant now);
   // The parent came after its child.  False, and nothing done: the child has one, or is above the parent.
   bool adopt(Item child, Item parent, Instant now);
+  [[nodiscard]] Item parent(Item item) const { return node(item).parent; }
   // It is gone for a reason of the caller's; its children stay, without a parent.
   void remove(Item item);
 
@@ -246,6 +247,7 @@ class Evictor {
   [[nodiscard]] Item coldest_leaf(Item item) const;
   void drop(Item item, Why why, std::vector<Victim>& out);
   void forget(Item item);
+  [[nodiscard]] bool small_above_share() const;
   // Until so many bytes and so many items are gone, or there is nothing to take.
   void collect(std::uint64_t bytes, std::size_t items, const Wanted& wanted, std::vector<Victim>& out);
   // Evicts the tenant's own, but for `keep`, until `bytes` more fit; false when they do not.

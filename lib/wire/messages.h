@@ -30,7 +30,7 @@ using di::RequestId;
 template <class T>
 using List = std::vector<T>;
 
-inline constexpr U16 protocol_version = 3;
+inline constexpr U16 protocol_version = 4;
 inline constexpr U32 block_none = 0xffffffff;  // failed_block: no block failed
 inline constexpr U32 script_token_base = 0x40000000;
 

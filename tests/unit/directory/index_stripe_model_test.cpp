@@ -194,11 +194,11 @@ class World {
       index_->put_abort({put.host, put.generation}, {id}, now_);
       return;
     }
-    std::vector<std::uint32_t> failed;
+    std::vector<wire::FailedColumn> failed;
     for (const wire::Column& column : put.opened.columns) {
       Store& store = stores_.at(column.instance);
       if (!store.up || rng_.chance(0.05)) {
-        failed.push_back(column.column);
+        failed.push_back({column.column, static_cast<std::uint16_t>(Code::no_space)});
         continue;
       }
       store.disk[{id, column.column}] = {id, column.volume, column.column, 1, Key{}, put.pages, code_of(put)};

@@ -95,7 +95,11 @@ class StripeTest : public testing::Test {
       disks[column.instance][{opened.stripe, column.column}] = {
           opened.stripe, column.volume, column.column, 1, Key{}, mine, code};
     }
-    return index->put_commit(host, {opened.stripe, failed, code}, at_s(s)).code;
+    wire::meta_put_commit commit{opened.stripe, {}, code};
+    for (const std::uint32_t column : failed) {
+      commit.failed_columns.push_back({static_cast<std::uint16_t>(column), code_of(Code::no_space)});
+    }
+    return index->put_commit(host, commit, at_s(s)).code;
   }
   wire::meta_put_opened put(int chain, int first, int count, int s = 1) {
     const auto offered = pages(chain, first, count);

@@ -432,39 +432,76 @@ TEST_F(IndexTest, FullStoreEvictsTheOldestLeavesFirst) {
   index->release(host0, {{(1ULL << 32) + 1}});
   const auto opened = index->put_open(host0, {Key{}, {put_page(50, 0, 1)}}, at_s(4));
   ASSERT_EQ(opened.code, 0);
-  EXPECT_EQ(index->put_commit(host0, {opened.stripe, {0}}, at_s(4)).code, code(Code::no_space));
+  EXPECT_EQ(index->put_commit(host0, {opened.stripe, {{0, code(Code::no_space)}}}, at_s(4)).code, code(Code::no_space));
   EXPECT_EQ(hit(1, 40), 32U);  // eight times the put, from the end of the chain
   EXPECT_EQ(hit(2, 1), 1U);
   EXPECT_EQ(index->counters().stripes_evicted, evict_put_multiple);
   // What is on its way out counts: a second failure before the frees arrived evicts no more.
   const auto again = index->put_open(host0, {Key{}, {put_page(51, 0, 1)}}, at_s(4));
-  static_cast<void>(index->put_commit(host0, {again.stripe, {0}}, at_s(4)));
+  static_cast<void>(index->put_commit(host0, {again.stripe, {{0, code(Code::no_space)}}}, at_s(4)));
   EXPECT_EQ(index->counters().stripes_evicted, evict_put_multiple);
   EXPECT_EQ(index->step(at_s(4)).at(0).message.stripes.size(), evict_put_multiple);
-  // Then the rest of the chain that nobody used, then the other chains, then what was planned last.
+  // Then the rest of the chain that nobody used, and what was used once more keeps half of the room.
   for (int round = 0; round < 3; ++round) {
     const auto more = index->put_open(host0, {Key{}, {put_page(60 + round, 0, 1)}}, at_s(100 + round * 50));
-    static_cast<void>(index->put_commit(host0, {more.stripe, {0}}, at_s(100 + round * 50)));
+    static_cast<void>(index->put_commit(host0, {more.stripe, {{0, code(Code::no_space)}}}, at_s(100 + round * 50)));
     static_cast<void>(index->step(at_s(140 + round * 50)));
   }
-  EXPECT_EQ(hit(1, 40), 18U);
-  for (int chain = 2; chain < 12; ++chain) EXPECT_EQ(hit(chain, 1), 0U);
+  std::uint64_t others = 0;
+  for (int chain = 2; chain < 12; ++chain) others += hit(chain, 1);
+  EXPECT_EQ(hit(1, 40) + others, index->stripes());
+  EXPECT_GE(hit(1, 40), 8U);
+  EXPECT_GE(others, 8U);
+}
+
+// Its segments are bound to columns of another length: it refuses, though by bytes it is nearly empty.
+TEST_F(IndexTest, StoreThatRefusesForWantOfRoomGetsItWhateverItHolds) {
+  index->volumes(store0, {{{0, 0, std::uint64_t{1} << 40, 0}}}, at_s(1));
+  for (int chain = 0; chain < 1000; ++chain) put(1 + chain, 0, 1, 1);
+  const auto refused = [&](Code why, int s) {
+    const auto opened = index->put_open(host0, {Key{}, {put_page(5000, 0, 1)}}, at_s(s));
+    EXPECT_EQ(opened.code, 0);
+    EXPECT_EQ(index->put_commit(host0, {opened.stripe, {{0, code(why)}}}, at_s(s)).code, code(Code::no_space));
+    static_cast<void>(index->step(at_s(s)));
+    return 1000 - index->stripes();
+  };
+  // Any other reason is no want of room.
+  EXPECT_EQ(refused(Code::io, 2), 0U);
+  EXPECT_EQ(refused(Code::timeout, 3), 0U);
+  EXPECT_EQ(refused(Code::no_space, 4), 41U);  // a 25th, the put itself included
+  // Still none after those have arrived: more at a time.
+  EXPECT_EQ(refused(Code::no_space, 50), 121U);
+  std::size_t gone = 0;
+  for (int round = 2; round < 6; ++round) gone = refused(Code::no_space, round * 50);
+  EXPECT_GT(gone, 800U);
+  // A column that it takes ends that.
+  put(6000, 0, 1, 400);
+  const std::uint64_t before = index->stripes();
+  static_cast<void>(refused(Code::no_space, 450));
+  EXPECT_LE(before - index->stripes(), std::max<std::uint64_t>(evict_put_multiple, before / evict_store_part + 1));
 }
 
 TEST_F(IndexTest, UnusedStripesExpire) {
-  start({.stripe_ttl = seconds(100)});
+  start({.stripe_life = {.ttl = seconds(100), .cap = seconds(300)}});
   put(1, 0, 1, 0);
   put(1, 1, 1, 50);
   put(2, 0, 1, 50);
-  EXPECT_EQ(index->next_due(), at_s(100));
+  EXPECT_LE(index->next_due(), at_s(100));
   EXPECT_TRUE(index->step(at_s(100)).empty());  // its child is in use: it stays with it
   EXPECT_EQ(hit(1, 2), 2U);
   static_cast<void>(plan(2, 0, 1, 120));
-  EXPECT_EQ(index->step(at_s(150)).at(0).message.stripes.size(), 1U);
-  EXPECT_EQ(hit(1, 2), 1U);
+  EXPECT_EQ(index->step(at_s(150)).at(0).message.stripes.size(), 2U);
+  EXPECT_EQ(hit(1, 2), 0U);
   EXPECT_EQ(hit(2, 1), 1U);
-  EXPECT_EQ(index->step(at_s(220)).at(0).message.stripes.size(), 2U);
+  for (int s = 200; s < 350; s += 50) {
+    static_cast<void>(plan(2, 0, 1, s));
+    EXPECT_TRUE(index->step(at_s(s)).empty()) << s;
+  }
+  static_cast<void>(plan(2, 0, 1, 349));
+  index->release(host0, {{(1ULL << 32) + 1, (1ULL << 32) + 2, (1ULL << 32) + 3, (1ULL << 32) + 4, (1ULL << 32) + 5}});
+  EXPECT_EQ(index->step(at_s(350)).at(0).message.stripes.size(), 1U);  // the cap, though it is in use
   EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->counters().stripes_expired, 3U);
 }
 
 TEST_F(IndexTest, KeysAreComparedInFull) {

@@ -419,8 +419,7 @@ class StripeWorld {
     } else {
       found->second.published = true;
       found->second.code = commit.code;
-      for (const std::uint32_t column : commit.failed_columns)
-        found->second.columns.erase(static_cast<std::uint16_t>(column));
+      for (const wire::FailedColumn& failed : commit.failed_columns) found->second.columns.erase(failed.column);
     }
     answer(meta, scope, committed);
   }

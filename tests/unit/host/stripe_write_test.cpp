@@ -219,7 +219,7 @@ TEST(StripeWrite, StoresThatAreAwayAreKnownBeforeAnythingIsEncoded) {
   world.write(1, 0, 4);
   world.settle();
   ASSERT_EQ(world.commits.size(), 1u);
-  EXPECT_EQ(world.commits[0].failed_columns, (std::vector<std::uint32_t>{0}));
+  EXPECT_EQ(world.commits[0].failed_columns, (std::vector<wire::FailedColumn>{{0, static_cast<std::uint16_t>(Code::unreachable)}}));
   world.kill_store(2);
   const std::uint64_t encodes = world.arena.encodes;
   world.write(2, 0, 4);
@@ -247,7 +247,8 @@ TEST(StripeWrite, ASilentStoreIsGivenUpBeforeTheOpeningLapses) {
   EXPECT_TRUE(world.commits.empty());
   world.advance(seconds(15));  // of 30
   ASSERT_EQ(world.commits.size(), 1u);
-  EXPECT_EQ(world.commits[0].failed_columns, (std::vector<std::uint32_t>{silent.put->column}));
+  EXPECT_EQ(world.commits[0].failed_columns,
+            (std::vector<wire::FailedColumn>{{silent.put->column, static_cast<std::uint16_t>(Code::timeout)}}));
   world.settle();
   EXPECT_TRUE(world.idle());
   world.work.push_back(silent);  // too late

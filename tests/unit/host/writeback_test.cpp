@@ -93,7 +93,8 @@ TEST_F(WritebackTest, AFailedColumnTriesAgainAndAFullStoreIsNamed) {
   ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
   say(meta, asked, granted(50));
   say(store, {}, wire::kv_put_done{50, 0, static_cast<std::uint16_t>(Code::no_space)});
-  EXPECT_EQ(*heard<wire::meta_put_commit>(meta), (wire::meta_put_commit{50, {0}, {1, 0, {}}}));
+  EXPECT_EQ(*heard<wire::meta_put_commit>(meta),
+            (wire::meta_put_commit{50, {{0, static_cast<std::uint16_t>(Code::no_space)}}, {1, 0, {}}}));
   EXPECT_FALSE(heard<wire::meta_put_abort>(meta));
   say(meta, asked, wire::meta_put_committed{static_cast<std::uint16_t>(Code::no_space), 50});
   advance(milliseconds(100));

@@ -182,6 +182,14 @@ TEST_F(EvictorTest, what_comes_back_after_it_went_stays_longer) {
   EXPECT_TRUE(has(1));
 }
 
+TEST_F(EvictorTest, while_little_is_held_probation_has_its_share_of_that) {
+  begin({.capacity_bytes = 10000 * mib});
+  for (std::uint64_t id = 1; id <= 10; ++id) put(id, mib);
+  for (std::uint64_t id = 1; id <= 4; ++id) use(id);
+  EXPECT_EQ(ids_of(evictor->make_room(2 * mib)), (std::vector<std::uint64_t>{5, 6}));
+  EXPECT_EQ(ids_of(evictor->make_room(2 * mib)), (std::vector<std::uint64_t>{7, 1}));
+}
+
 TEST_F(EvictorTest, the_share_of_probation_follows_the_ghosts_within_its_bounds) {
   begin({.capacity_bytes = 100 * mib});
   EXPECT_EQ(evictor->small_share_bytes(), 50 * mib);
@@ -496,7 +504,12 @@ class Plain {
         std::uint64_t& best = oldest[one.main];
         if (!passed.contains(id) && (best == 0 || one.in_queue < ones.at(best).in_queue)) best = id;
       }
-      const bool from_small = oldest[0] != 0 && (sum[0] >= share_ || oldest[1] == 0);
+      std::uint64_t held = 0;
+      for (const auto& [id, one] : ones) held += one.spec.bytes;
+      const double full = static_cast<double>(options_.capacity_bytes);
+      const bool above = static_cast<double>(sum[0]) * full >=
+                         static_cast<double>(share_) * std::min(static_cast<double>(held), full);
+      const bool from_small = oldest[0] != 0 && (above || oldest[1] == 0);
       const std::uint64_t one = oldest[from_small ? 0 : 1];
       if (one == 0) return;
       if (wanted && !wanted(one)) {
