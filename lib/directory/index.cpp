@@ -1,6 +1,8 @@
 #include "directory/index.h"
 
 #include <algorithm>
+#include <cstring>
+#include <span>
 #include <utility>
 
 #include "base/assert.h"
@@ -279,23 +281,32 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
   std::uint32_t last_page = 0;
   std::uint32_t last_end = 0;  // of its page
   std::uint64_t last_bytes = 0;
-  const auto goes_on = [&](const Key& key) {
-    if (last == nullptr || last_block + 1 >= last->blocks() || !same_key(last->keys()[last_block + 1], key))
-      return false;
-    if (last_block + 1 < last_end) return true;
-    if (!page_readable(*last, last_page + 1)) return false;
-    ++last_page;
-    last_end += last->page_blocks(last_page);
-    last_bytes = last->page_bytes(last_page) / last->page_blocks(last_page);
-    return true;
+  std::span<const Key> last_keys;
+  bool last_whole = false;  // every page of it can be read
+  // So many blocks from keys[i] on go on from there, at most to the end of a page.
+  const auto following = [&](std::size_t i) -> std::uint32_t {
+    const std::uint32_t next = last_block + 1;
+    if (last == nullptr || next >= last_keys.size() || !same_key(last_keys[next], keys[i])) return 0;
+    if (next == last_end) {
+      if (!last_whole && !page_readable(*last, last_page + 1)) return 0;
+      ++last_page;
+      last_end += last->page_blocks(last_page);
+      last_bytes = last->page_bytes(last_page) / last->page_blocks(last_page);
+    }
+    const auto most = static_cast<std::uint32_t>(std::min<std::size_t>(last_end - next, wanted - i));
+    if (std::memcmp(&keys[i], &last_keys[next], most * sizeof(Key)) == 0) return most;
+    std::uint32_t count = 1;
+    while (same_key(last_keys[next + count], keys[i + count])) ++count;
+    return count;
   };
   for (std::size_t i = 0; i < wanted; ++i) {
-    if (alive == 0 && i > 0 && store_alive && goes_on(keys[i])) {
-      ++last_block;
-      ++answer.hit_blocks;
-      ++store.blocks;
-      store.bytes += last_bytes;
-      store_bytes += last_bytes;
+    if (const std::uint32_t run = alive == 0 && i > 0 && store_alive ? following(i) : 0; run > 0) {
+      last_block += run;
+      answer.hit_blocks += run;
+      store.blocks += run;
+      store.bytes += run * last_bytes;
+      store_bytes += run * last_bytes;
+      i += run - 1;
       continue;
     }
     if (i + prefetch_ahead < wanted) blocks_.prefetch(keys[i + prefetch_ahead]);
@@ -311,9 +322,12 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
       const Stripe& stripe = stripes_.at(ref.slot);
       const std::uint32_t page = stripe.page_of_block(ref.block);
       bytes = stripe.page_bytes(page) / stripe.page_blocks(page);
-      if (stored || !page_readable(stripe, page)) return true;
+      if (stored) return true;
+      last_whole = readable_columns(stripe) >= stripe.form().data_stored();
+      if (!last_whole && !page_readable(stripe, page)) return true;
       stored = true;
       last = &stripe;
+      last_keys = stripe.keys();
       last_block = ref.block;
       last_page = page;
       last_end = stripe.page_first(page) + stripe.page_blocks(page);

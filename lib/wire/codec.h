@@ -8,12 +8,24 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <concepts>
+#include <cstring>
+#include <span>
 #include <string>
+#include <type_traits>
 
 #include "wire/header.h"
 #include "wire/messages.h"
 
 namespace di::wire {
+
+// Its bytes in memory are those on the wire: lists of it are copied whole.
+template <class T>
+inline constexpr bool same_in_memory =
+    std::same_as<T, Key> || std::same_as<T, RequestId> ||
+    (std::unsigned_integral<T> && !std::same_as<T, Flag> && std::endian::native == std::endian::little);
+static_assert(std::is_trivially_copyable_v<Key> && sizeof(Key) == sizeof(Key::raw));
+static_assert(std::is_trivially_copyable_v<RequestId> && sizeof(RequestId) == sizeof(RequestId::raw));
 
 class Encoder {
  public:
@@ -34,7 +46,11 @@ class Encoder {
     requires(!std::same_as<T, std::byte>)
   void field(std::string_view name, const List<T>& v) {
     integer(static_cast<U32>(v.size()));
-    for (const T& item : v) field(name, item);
+    if constexpr (same_in_memory<T>) {
+      raw(std::as_bytes(std::span(v)));
+    } else {
+      for (const T& item : v) field(name, item);
+    }
   }
   template <class R>
     requires std::is_class_v<R>
@@ -104,6 +120,14 @@ class Decoder {
     // Every item takes at least one byte, so a count above what is left is a lie.
     if (!ok_ || count > in_.size()) {
       ok_ = false;
+      return;
+    }
+    if constexpr (same_in_memory<T>) {
+      const ByteView bytes = count <= in_.size() / sizeof(T) ? take(count * sizeof(T)) : ByteView{};
+      ok_ = ok_ && bytes.size() == count * sizeof(T);
+      if (!ok_) return;
+      v.resize(count);
+      if (count > 0) std::memcpy(v.data(), bytes.data(), bytes.size());
       return;
     }
     v.clear();
