@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "chat.h"
 #include "daemon/control.h"
@@ -73,6 +74,39 @@ int usage(const std::string& message) {
   return daemon::exit_usage;
 }
 
+// Letters to insert, take away or change.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// ": did you mean 'show requests'?", or nothing.
+std::string near_miss(const std::vector<std::string>& words) {
+  constexpr std::size_t distance_max = 3;
+  const Command* best = nullptr;
+  std::size_t best_distance = distance_max + 1;
+  for (const Command& command : table) {
+    if (command.help.empty()) continue;
+    const std::size_t count = std::min(words.size(), split(command.words).size());
+    const std::vector<std::string> front(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(count));
+    const std::size_t d = distance(joined(front), command.words);
+    if (d < best_distance && d < command.words.size() / 2) {
+      best = &command;
+      best_distance = d;
+    }
+  }
+  return best == nullptr ? "" : ": did you mean '" + std::string(best->words) + "'?";
+}
+
 // Writes short words out in full where only one command fits.
 std::vector<std::string> expanded(std::vector<std::string> words) {
   for (std::size_t at = 0; at < words.size(); ++at) {
@@ -137,6 +171,11 @@ std::vector<std::string> instances_in(const std::string& run_dir, std::string_vi
   return names;
 }
 
+std::string names_in(const std::string& run_dir) {
+  const std::vector<std::string> names = instances_in(run_dir);
+  return names.empty() ? "none" : joined(names);
+}
+
 class Session {
  public:
   Session(const daemon::ControlFlags& flags, Output& output) : flags_(flags), output_(output) {}
@@ -147,9 +186,12 @@ class Session {
     if (!client) {
       Error error = client.error();
       // A socket file that a killed process left behind.
-      if (error.os_errno == ECONNREFUSED || error.code == Code::not_found) {
+      if (error.os_errno == ECONNREFUSED) {
         error.code = Code::unreachable;
         error.message = "not running";
+      } else if (error.code == Code::not_found) {
+        error.code = Code::unreachable;
+        error.message = "no such instance runs in " + flags_.run_dir + "; there are: " + names_in(flags_.run_dir);
       }
       return error;
     }
@@ -192,7 +234,7 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
     if (one || !shows || code != Code::unreachable) ++failed;
   }
   if (answered == 0 && failed == 0 && passed_over > 0) {
-    std::fprintf(stderr, "di-ctl: nobody answers '%s': no instance here knows it\n", joined(words).c_str());
+    return usage("no instance here knows '" + joined(words) + "'" + near_miss(words));
   }
   return answered > 0 && failed == 0 ? daemon::exit_ok : daemon::exit_failure;
 }
@@ -238,7 +280,7 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
   static constexpr Command listing{"show", "WHAT [MORE]", Scope::each, ""};
   if (command == nullptr && words.front() == "show") command = &listing;
   const std::string line = joined(words);
-  if (command == nullptr) return usage("unknown command '" + line + "'");
+  if (command == nullptr) return usage("unknown command '" + line + "'" + near_miss(words));
   const std::size_t fixed = split(command->words).size();
   if (!arguments_fit(*command, words.size() - fixed)) {
     return usage("'" + line + "': want " + std::string(command->words) + " " +

@@ -61,7 +61,8 @@ Admission Exposures::check(const Peer& from, TransferId transfer, Access access,
   if (slot->second != place.slot.generation) return {Refusal{Refused::stale, Code::stale}, {}};
   const Result<MutableByteView> bytes = region.resolve(place.slot);
   if (!bytes) {
-    if (bytes.error().code == Code::stale) return {Refusal{Refused::stale, Code::stale}, {}};
+    // What was opened: its owner has taken it back, and the end of the transfer is on its way here.
+    if (bytes.error().code == Code::stale) return {Refusal{Refused::late, Code::stale}, {}};
     return {Refusal{Refused::bounds, Code::invalid}, {}};
   }
   if (place.bytes == 0 || place.offset > bytes->size() || place.bytes > bytes->size() - place.offset) {

@@ -4,6 +4,8 @@
 // A transfer that is closed while its peer still sends (a fetch that nobody wants any more, a hand-over
 // that is asked for again) gets frames that were on their way.  They are refused like any others, and counted
 // apart: what names a transfer that was never open here is an error or an attack, what comes late is a race.
+// So does what names a slot as it was opened when the slot has another user by now: its owner gives it up on its
+// own thread, and says so to the one that serves the peers a moment later.
 //
 // Owner: the thread that serves the peers.  Bounds: kept by the fabric that opens and grants, which knows
 // what it may refuse: exposures_max, exposed_slots_max, tickets_max; closed_max closed transfers, the oldest

@@ -101,7 +101,7 @@ struct FabricCounters {
   std::uint64_t dials_failed = 0;
   std::uint64_t refused_ticket = 0;    // unknown, used, expired, of another peer
   std::uint64_t refused_transfer = 0;  // not exposed to this peer, or in the other direction
-  std::uint64_t refused_late = 0;      // concealed while it was on its way
+  std::uint64_t refused_late = 0;      // concealed, or taken back, while it was on its way
   std::uint64_t refused_stale = 0;     // slot generation
   std::uint64_t refused_bounds = 0;
   std::uint64_t refused_seal = 0;         // a frame whose tag is wrong; ends the connection

@@ -7,7 +7,11 @@ namespace {
 
 struct OneSlot final : Region {
   Bytes bytes = Bytes(4096);
-  Result<MutableByteView> resolve(const SlotName&) override { return MutableByteView(bytes); }
+  std::uint32_t generation = 1;
+  Result<MutableByteView> resolve(const SlotName& name) override {
+    if (name.generation != generation) return Error{Code::stale, 0, "generation"};
+    return MutableByteView(bytes);
+  }
 };
 
 struct ExposureTest : testing::Test {
@@ -16,8 +20,9 @@ struct ExposureTest : testing::Test {
   Instant now{1'000'000'000};
   const Peer peer{"di-kvd.hosta", 1};
 
-  std::optional<Refused> refused(TransferId transfer, Access access = Access::write) {
-    const Admission admission = exposures.check(peer, transfer, access, {{3, 1}, 0, 64}, region, now);
+  std::optional<Refused> refused(TransferId transfer, Access access = Access::write,
+                                 std::uint32_t generation = 1) {
+    const Admission admission = exposures.check(peer, transfer, access, {{3, generation}, 0, 64}, region, now);
     return admission.refusal ? std::optional(admission.refusal->why) : std::nullopt;
   }
 };
@@ -32,6 +37,14 @@ TEST_F(ExposureTest, a_closed_transfer_is_late_as_long_as_an_operation_may_take)
   EXPECT_EQ(refused(8), Refused::transfer);
   now = now + late_wait;
   EXPECT_EQ(refused(7), Refused::transfer);
+}
+
+TEST_F(ExposureTest, a_slot_that_was_taken_back_before_the_transfer_is_closed_is_late) {
+  ASSERT_TRUE(exposures.open(peer, 7, Access::write, {{3, 1}}));
+  EXPECT_EQ(refused(7, Access::write, 2), Refused::stale);
+  region.generation = 2;
+  EXPECT_EQ(refused(7), Refused::late);
+  EXPECT_EQ(refused(7, Access::write, 2), Refused::stale);  // never opened
 }
 
 TEST_F(ExposureTest, the_oldest_closed_transfers_are_forgotten) {
