@@ -497,6 +497,7 @@ std::vector<Index::Free> Index::step(Instant now) {
     ++counters_.puts_lapsed;
     abandon(puts_.take(*id), {}, now + put_grace);
   }
+  capacity_changed();
   drop_victims(evictor_.step(now), 0, now);
   settle_adoptions(now);
   for (std::uint32_t number = 0; number < stores_.size(); ++number) {

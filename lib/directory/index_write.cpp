@@ -179,6 +179,7 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
     ++counters_.puts_degraded;
     consider_repair(slot, now);
   }
+  capacity_changed();
   drop_victims(evictor_.step(now), 0, now);
   evict_above_mark(put.id, now);
   return answer;
@@ -343,6 +344,8 @@ void Index::lose_column(std::uint32_t slot, std::uint32_t column, Instant now) {
 // ---- Eviction ----------------------------------------------------------------------------------
 
 void Index::capacity_changed() {
+  // Stores come one after the other, and the first brings stripes with the bytes of all their columns.
+  if (!adopting_.empty()) return evictor_.set_capacity(capacity_unknown);
   std::uint64_t bytes = 0;
   for (const Store& store : stores_) {
     if (store.gone || store.leaves) continue;

@@ -80,8 +80,12 @@ void Evictor::move_front(List& list, Links Node::*links, Item item) {
 // ---- Capacity and tenants ----------------------------------------------------------------------
 
 void Evictor::set_capacity(std::uint64_t bytes) {
-  options_.capacity_bytes = bytes;
-  small_share_ = std::clamp(small_share_, percent(bytes, small_min_pct), percent(bytes, small_max_pct));
+  // The queues keep their shares.
+  const std::uint64_t before = std::exchange(options_.capacity_bytes, bytes);
+  const double part = before == 0 ? static_cast<double>(small_begin_pct) / 100
+                                  : static_cast<double>(small_share_) / static_cast<double>(before);
+  small_share_ = std::clamp(static_cast<std::uint64_t>(part * static_cast<double>(bytes)),
+                            percent(bytes, small_min_pct), percent(bytes, small_max_pct));
   ghost_trim();
 }
 

@@ -587,6 +587,27 @@ TEST_F(StripeTest, FullVolumesMakeRoomBeforeTheyAreFull) {
   EXPECT_EQ(hit(1, 8), 0U);
 }
 
+TEST_F(StripeTest, NothingIsEvictedWhileStoresBringWhatTheyHave) {
+  for (int chain = 1; chain <= 30; ++chain) put(chain, 0, 4);
+  const auto kept = disks;
+  start(0, {.run = 2, .placement = {{4, 2}, false}});  // without a catalogue
+  disks = kept;
+  for (int n = 0; n < 6; ++n) {
+    ASSERT_TRUE(index->store_up(store(n), at_s(1)));
+    index->volumes(store(n), {{{0, 0, 100 * page_bytes, 70 * page_bytes}}}, at_s(1));
+    wire::meta_inventory message{0, true, {}};
+    for (const auto& [id, shard] : disks[store(n).instance]) message.shards.push_back(shard);
+    ASSERT_TRUE(index->inventory(store(n), message, at_s(1)));
+    step(1);
+  }
+  EXPECT_EQ(index->counters().stripes_evicted, 0U);
+  EXPECT_EQ(index->stripes(), 30U);
+  put(40, 0, 4, 2);
+  EXPECT_EQ(index->evictor().capacity_bytes(), 600 * page_bytes);
+  // Half of it is on probation, as before anything was known.
+  EXPECT_EQ(index->evictor().small_share_bytes(), 300 * page_bytes);
+}
+
 TEST_F(StripeTest, RestoredStripesAreMatchedBeforeTheInventoriesAreIn) {
   start(6, {.placement = {{4, 2}, false}, .record_changes = true});
   const auto kept = put(1, 0, 4);
