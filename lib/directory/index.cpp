@@ -47,6 +47,7 @@ Index::Index(Options options, Instant now)
             evict.high_pct = static_cast<std::uint32_t>(evict_high_pct);
             evict.low_pct = static_cast<std::uint32_t>(evict_low_pct);
             evict.items_max = options.blocks_max + options.open_puts_max;
+            evict.ghosts_max = options.blocks_max / evict_ghost_blocks;
             evict.victims_max = evict_stripes_max;
             evict.life[0] = options.stripe_life;
             return evict;
@@ -565,8 +566,8 @@ bool Index::restore(const StripeRow& row, Instant now) {
   }
   if (columns.size() < form->data_stored()) return refuse();  // it was being adopted
   restoring_ = true;
-  const std::uint32_t slot = publish(Stripe(row.id, row.fingerprint, row.pages, *form, row.code.crcs),
-                                     kv::Evictor::item_none, now);
+  const std::uint32_t slot =
+      publish(Stripe(row.id, row.fingerprint, row.pages, *form, row.code.crcs), kv::Evictor::item_none, now);
   for (const StripeColumn& column : columns) column_add(slot, column);
   restoring_ = false;
   // Looked at when the stores are there.

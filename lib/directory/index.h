@@ -86,6 +86,8 @@ inline constexpr std::uint64_t evict_put_multiple = 8;
 inline constexpr std::uint64_t evict_store_part = 25;
 inline constexpr std::uint64_t evict_store_part_least = 2;
 inline constexpr std::size_t evict_stripes_max = 1024;
+// One evicted stripe is remembered for so many blocks of the map: two and a half bytes a block.
+inline constexpr std::size_t evict_ghost_blocks = 32;
 // Marks of a store, and of all together.
 inline constexpr std::uint64_t evict_high_pct = 92;
 inline constexpr std::uint64_t evict_low_pct = 88;

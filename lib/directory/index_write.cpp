@@ -91,7 +91,8 @@ wire::meta_put_opened Index::put_open(const Holder& holder, const wire::meta_put
   put.deadline = now + put_ttl;
   std::vector<std::uint64_t> page_bytes;
   for (const wire::PutPage& page : put.pages) page_bytes.push_back(page.bytes);
-  kv::Evictor::Spec spec{.id = put.id, .key = BlockMap::hash_of(put.pages.front().keys.front()), .held = true};
+  kv::Evictor::Spec spec{
+      .id = put.id, .key = BlockMap::hash_of(put.pages.front().keys.front()), .held = true};
   for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
     put.column_bytes.push_back(column_bytes_of(put.form, page_bytes, put.form.stored_column(i)));
     add_bytes(put.targets[i], put.column_bytes.back());
@@ -410,7 +411,7 @@ void Index::evict_blocks(std::size_t blocks, Instant now) {
 
 void Index::evict_above_mark(std::uint64_t id, Instant now) {
   const std::uint32_t slot = stripes_.find(id);
-  if (slot == none) return;  // it was the next to go
+  if (slot == none) return;                                   // it was the next to go
   std::vector<std::pair<std::uint32_t, std::uint64_t>> full;  // store, bytes above the low mark
   for (const StripeColumn& column : stripes_.at(slot).columns()) {
     const Store& store = stores_[column.store];
