@@ -12,7 +12,7 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENT_MATCH, SOURCE, Fleet, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
+from fleet import BIN, SOURCE, SURE_HIT, Fleet, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
 
 HOST = "di-kvd.host0"
 HOLDER = "di-hold.host0"
@@ -48,7 +48,7 @@ def hit_out_of_the_arena(fleet, prompt, cold):
 
 
 def survives(sig):
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA], supervise=True) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA], supervise=True) as fleet:
         prompt = words(900)
         cold = fleet.chat(prompt, **ASK)
         assert cold.status == 200 and cold.cached() == 0, cold.error
@@ -89,7 +89,7 @@ def survives_a_clean_restart():
 
 
 def survives_its_engines():
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA, f"{HOST}:kv.prefault=true"], supervise=True) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA, f"{HOST}:kv.prefault=true"], supervise=True) as fleet:
         prompt = words(900, seed=2)
         cold = fleet.chat(prompt, **ASK)
         dead = {i: fleet.kill(i) for i in ("di-prefill.0", "di-decode.0", HOST)}
@@ -102,7 +102,7 @@ def survives_its_engines():
 
 
 def streams_go_on_over_a_restart():
-    with Fleet(overrides=[PATIENT_MATCH], supervise=True) as fleet:
+    with Fleet(overrides=[*SURE_HIT], supervise=True) as fleet:
         prompt = words(300, seed=3)
         ask = dict(temperature=1, seed=11, max_tokens=160, ignore_eos=True)
         undisturbed = fleet.chat(prompt, **ask)
@@ -125,7 +125,7 @@ def streams_go_on_over_a_restart():
 
 def requests_under_way_when_it_dies_are_right():
     """Prompts are being read and handed over while di-kvd is killed again and again."""
-    with Fleet(overrides=[PATIENT_MATCH], supervise=True) as fleet:
+    with Fleet(overrides=[*SURE_HIT], supervise=True) as fleet:
         prompts = [words(250 + 50 * i, seed=20 + i) for i in range(4)]
         want = [fleet.chat(p, **ASK).text for p in prompts]
         for _ in range(3):
@@ -145,7 +145,7 @@ def requests_under_way_when_it_dies_are_right():
 
 
 def a_holder_that_dies_is_replaced():
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA], supervise=True) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA], supervise=True) as fleet:
         prompt = words(600, seed=4)
         cold = fleet.chat(prompt, **ASK)
         old = fleet.kill(HOLDER)
@@ -186,7 +186,7 @@ def damage(memory, first, last, rng):
 
 def damaged_memory_is_never_served():
     rng = random.Random(9)
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA]) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA]) as fleet:
         prompt = words(600, seed=9)
         cold = fleet.chat(prompt, **ASK)
         fleet.await_idle(60)
@@ -209,7 +209,7 @@ def damaged_memory_is_never_served():
 
 
 def without_parking_a_restart_is_cold():
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA, f"{HOST}:kv.park=off"], supervise=True) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA, f"{HOST}:kv.park=off"], supervise=True) as fleet:
         prompt = words(600, seed=5)
         cold = fleet.chat(prompt, **ASK)
         assert fleet.holders() == []
@@ -219,7 +219,7 @@ def without_parking_a_restart_is_cold():
 
 
 def another_size_makes_a_new_arena():
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA]) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA]) as fleet:
         prompt = words(600, seed=6)
         cold = fleet.chat(prompt, **ASK)
         dead = fleet.kill(HOST)
@@ -232,7 +232,7 @@ def another_size_makes_a_new_arena():
 
 
 def dropping_an_arena_leaves_the_store():
-    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(600, seed=7)
         cold = fleet.chat(prompt, **ASK)
         fleet.await_idle(60)
@@ -290,7 +290,7 @@ class Systemd:
 
 
 def survives_with_systemd():
-    with Fleet(overrides=[PATIENT_MATCH, ONLY_ARENA]) as fleet:
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA]) as fleet:
         fleet.kill(HOST)
         fleet.kill(HOLDER)
         wait_for(lambda: not fleet.alive(HOST), "di-kvd to be dead")

@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENT_MATCH, Fleet, chat_hit, main, wait_for, words  # noqa: E402
+from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words  # noqa: E402
 
 
 def pending_write_backs(fleet):
@@ -12,7 +12,7 @@ def pending_write_backs(fleet):
 
 
 def twice_and_after_killing_everything():
-    fleet = Fleet(overrides=[PATIENT_MATCH])
+    fleet = Fleet(overrides=[*SURE_HIT])
     try:
         prompt = words(2000)
         ask = dict(temperature=0, max_tokens=24)
@@ -47,7 +47,7 @@ def twice_and_after_killing_everything():
 
 
 def cold_hit_and_sampled_are_equal_with_a_seed():
-    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(700, seed=2)
         ask = dict(temperature=2, seed=7, max_tokens=40, ignore_eos=True)
         cold = fleet.chat(prompt, **ask)
@@ -58,7 +58,7 @@ def cold_hit_and_sampled_are_equal_with_a_seed():
 
 
 def users_and_salts_do_not_share():
-    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300, seed=3)
         assert fleet.chat(prompt, max_tokens=2).cached() == 0
         chat_hit(fleet, prompt, 1, max_tokens=2, temperature=0)
@@ -68,7 +68,7 @@ def users_and_salts_do_not_share():
 
 
 def the_next_turn_of_a_conversation_hits_the_answer_too():
-    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
         first = [{"role": "user", "content": words(200, seed=4)}]
         answer = fleet.chat(first, temperature=0, max_tokens=200, ignore_eos=True)
         before = answer.usage["prompt_tokens"]
@@ -77,7 +77,7 @@ def the_next_turn_of_a_conversation_hits_the_answer_too():
 
 
 def the_directory_away_means_cold_not_down():
-    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300, seed=5)
         warm = fleet.chat(prompt, temperature=0, max_tokens=8)
         fleet.kill("di-meta.0")

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENT_MATCH, Fleet, main, pieces, script_fleet, words  # noqa: E402
+from fleet import SURE_HIT, Fleet, main, pieces, script_fleet, words  # noqa: E402
 
 COUNT = {"match": "count", "pieces": pieces("one", " two", " three")}
 
@@ -99,7 +99,7 @@ def tokens_are_what_the_text_was():
 
 
 def a_prefix_is_found_again():
-    with Fleet(overrides=[PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300)
         first = complete(fleet, prompt, temperature=0, max_tokens=4)
         assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -14,7 +14,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from faults import HUNG_AFTER_S, check, compare, streams, undisturbed  # noqa: E402
-from fleet import PATIENT_MATCH, SOURCE, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
+from fleet import SOURCE, SURE_HIT, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
 from keys import Stranger, keygen, refused  # noqa: E402
 from network import Network, Unavailable  # noqa: E402
 from spread import SpreadFleet  # noqa: E402
@@ -41,7 +41,7 @@ def spread_fleet(*overrides, **kwargs):
 # ---- As on one machine -------------------------------------------------------------------------------------
 
 def a_prefix_survives_its_host(sealed):
-    with spread_fleet(PATIENT_MATCH, sealed=sealed) as (fleet, network):
+    with spread_fleet(*SURE_HIT, sealed=sealed) as (fleet, network):
         prompts = [words(2000, seed=11), words(2000, seed=12)]
         fleet.place("a", "a")
         cold = [fleet.chat(prompt, **GREEDY) for prompt in prompts]
@@ -255,7 +255,7 @@ def a_link_that_loses_packets_is_given_up():
 
 def pages_behind_a_cut_link_are_computed_again():
     """b is told to read pages out of the arena of a, and hears nothing."""
-    with spread_fleet(PATIENT_MATCH, "di-kvd:kv.admit=second_sighting") as (fleet, network):
+    with spread_fleet(*SURE_HIT, "di-kvd:kv.admit=second_sighting") as (fleet, network):
         # So short that decode fills no page: what an answer is made of always goes to the store.
         fields = {**GREEDY, "max_tokens": 4}
         fleet.place("a", "a")

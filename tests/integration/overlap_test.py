@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENCE, PATIENT_MATCH, Fleet, chat_hit, main, words  # noqa: E402
+from fleet import PATIENCE, PATIENT_MATCH, SURE_HIT, Fleet, chat_hit, main, words  # noqa: E402
 
 DELAY_MS = 30  # about what a layer group computes for in the first chunk
 # Instrumented engines are sixteen times slower: they get a quarter of the work.
@@ -30,7 +30,7 @@ def swap_in(fleet, seed):
 
 
 def layer_group_0_computes_before_the_last_group_arrived():
-    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", "di-prefill:kv.swap_wait=1s", PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", "di-prefill:kv.swap_wait=1s", *SURE_HIT]) as fleet:
         _, rows, spans = swap_in(fleet, 10)
         swaps = [s for s in spans if s["event"] == "swap_in"]
         computes = [s for s in spans if s["event"] == "compute"]
@@ -45,7 +45,7 @@ def layer_group_0_computes_before_the_last_group_arrived():
 def overlap_saves_the_transfer():
     def first_token_us(overlap, seed):
         value = "true" if overlap else "false"
-        with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", f"di-prefill:kv.overlap={value}", PATIENT_MATCH,
+        with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={DELAY_MS}", f"di-prefill:kv.overlap={value}", *SURE_HIT,
                               "di-prefill:kv.swap_wait=1s"]) as fleet:
             reply, rows, _ = swap_in(fleet, seed)
             bound = next(r["at_us"] for r in rows if r["event"] == "bound")
@@ -62,7 +62,7 @@ def overlap_saves_the_transfer():
 def a_stalled_fetch_does_not_stop_others():
     delay_ms = int(400 * PATIENCE)
     with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={delay_ms}", "di-prefill:kv.swap_wait=5ms",
-                          PATIENT_MATCH]) as fleet:
+                          *SURE_HIT]) as fleet:
         # Next to nothing to compute: it is the fetch that the request waits for.
         prompt = prepared(fleet, 30, fresh=8)
         import threading
@@ -80,8 +80,7 @@ def a_stalled_fetch_does_not_stop_others():
 
 
 def a_fetch_slower_than_computing_is_given_up():
-    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={int(3000 * PATIENCE)}", "di-prefill:kv.arbiter=true",
-                          PATIENT_MATCH]) as fleet:
+    with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={int(3000 * PATIENCE)}", PATIENT_MATCH]) as fleet:
         head = words(300, seed=40)
         fleet.chat(head, temperature=0, max_tokens=2)
         given_up = 0

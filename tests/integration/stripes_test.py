@@ -10,7 +10,7 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENCE, PATIENT_MATCH, SOURCE, Fleet, main, members, wait_for, words, write_backs_done  # noqa: E402
+from fleet import PATIENCE, SOURCE, SURE_HIT, Fleet, main, members, wait_for, words, write_backs_done  # noqa: E402
 from network import Network, Unavailable  # noqa: E402
 from spread import SpreadFleet  # noqa: E402
 
@@ -92,7 +92,7 @@ def written(fleet):
 
 
 def two_stores_of_the_sample_are_lost():
-    with Fleet("etc/local-ec", [PATIENT_MATCH]) as fleet:
+    with Fleet("etc/local-ec", [*SURE_HIT]) as fleet:
         prompts, expected = written(fleet)
         lose(fleet, "node2", "node11")
         before = rebuilt(fleet)  # not 0 when a column was late
@@ -119,7 +119,7 @@ class Machines(SpreadFleet):
 
 def two_machines_are_lost_and_replaced_while_requests_run():
     names = ["m", "c", *(f"n{i}" for i in range(STORES + SPARE))]
-    rows = ["di-meta:store.repair_after=2s", "di-meta:store.repair_bytes_per_s=1000000000", PATIENT_MATCH]
+    rows = ["di-meta:store.repair_after=2s", "di-meta:store.repair_bytes_per_s=1000000000", *SURE_HIT]
     with Network(names) as network, Machines(network, rows) as fleet:
         prompts, expected = written(fleet)
         with writing(fleet):

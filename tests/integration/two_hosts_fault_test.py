@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from faults import check, compare, engine_overrides, fault_points, loop, run_all, streams, undisturbed  # noqa: E402
-from fleet import PATIENT_MATCH, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
 
 CONF = "etc/local-2p2d"
 # A fleet mostly waits: for its start, for delays of the engine, for its end.
@@ -168,7 +168,7 @@ def the_store_or_the_directory_is_away_for_a_while():
     def one(case):
         instance, how = case
         print(f"  {instance} {how.name}", flush=True)
-        with Fleet(CONF, [PATIENT_MATCH]) as fleet:
+        with Fleet(CONF, [*SURE_HIT]) as fleet:
             across(fleet)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(streams, fleet, True)

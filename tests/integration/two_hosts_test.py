@@ -7,7 +7,7 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENT_MATCH, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import PATIENT_MATCH, SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
 
 CONF = "etc/local-2p2d"
 SEALED = "di-kvd:transfer.seal=true"
@@ -17,7 +17,7 @@ SAMPLED = dict(temperature=1, seed=77, max_tokens=24, ignore_eos=True)
 
 def prompt_of_a_is_a_hit_on_b(*overrides):
     """... and still one when a is gone with its arena: the store has it."""
-    with Fleet(CONF, [PATIENT_MATCH, *overrides]) as fleet:
+    with Fleet(CONF, [*SURE_HIT, *overrides]) as fleet:
         prompts = [words(2000, seed=11), words(2000, seed=12)]
         fleet.place("a", "a")
         cold = [fleet.chat(prompt, **GREEDY) for prompt in prompts]
@@ -51,13 +51,13 @@ def a_prefix_survives_its_host_sealed():
 
 
 def pages_that_no_store_has_come_out_of_the_other_arena():
-    with Fleet(CONF, [PATIENT_MATCH, "di-kvd:kv.admit=second_sighting"]) as fleet:
+    with Fleet(CONF, [*SURE_HIT, "di-kvd:kv.admit=second_sighting"]) as fleet:
         from_other_arena(fleet, words(2000, seed=21))
         fleet.await_idle(60)
 
 
 def pages_come_out_of_the_other_arena_while_the_store_is_down():
-    with Fleet(CONF, [PATIENT_MATCH]) as fleet:
+    with Fleet(CONF, [*SURE_HIT]) as fleet:
         fleet.kill("di-kvd.store0")
         from_other_arena(fleet, words(2000, seed=22))
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENT_MATCH, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import BIN, SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
 
 CONF = "etc/local-2p2d"
 VERBS = ["di-kvd:transfer.kind=verbs", 'di-kvd:transfer.rails=["softverbs0/1/0", "softverbs1/1/0"]']
@@ -21,7 +21,7 @@ class VerbsFleet(Fleet):
         self.programs = pathlib.Path(tempfile.mkdtemp(prefix="di-programs-"))
         for program in BIN.glob("di-*"):
             (self.programs / program.name).symlink_to(SOFTVERBS if program.name == "di-kvd" else program)
-        super().__init__(CONF, [PATIENT_MATCH, *VERBS, *overrides])
+        super().__init__(CONF, [*SURE_HIT, *VERBS, *overrides])
 
     def environment(self):
         return dict(super().environment(), DI_BIN=str(self.programs))

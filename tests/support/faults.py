@@ -7,7 +7,7 @@ import concurrent.futures
 import shutil
 import tempfile
 
-from fleet import Fleet, pieces, script, wait_for, words
+from fleet import PATIENT_FETCH, Fleet, pieces, script, wait_for, words
 
 ANSWER = [f"w{i} " for i in range(48)]
 # A stream that only the router's patience would heal (request.next_token_wait) has hung.
@@ -73,7 +73,7 @@ def loop(real, conf, instances, host, steer=lambda fleet: None, hits=(1,), at_a_
     instances: by program, which instance reaches a point of that name.  host: the di-kvd whose arena is emptied, so
     that the next request reads the store.  steer: places requests, once the fleet is up.
     """
-    overrides = engine_overrides(real)
+    overrides = [*engine_overrides(real), PATIENT_FETCH]
     with Fleet(conf, overrides, supervise=True) as fleet:
         steer(fleet)
         expected = undisturbed(fleet, real)
