@@ -32,7 +32,7 @@ Status Worker::prepare(daemon::Daemon& daemon) {
     made.core = make_core_(rank, (*engine)->describe());
     if (const Result<std::string> costs = file_read(cost_path(rank), cost_bytes_max)) {
       if (const Status restored = made.core->restore_costs(*costs); !restored.ok()) {
-        log_info("rank", "costs of the last run are not readable", {{"reason", restored.error().message}});
+        log_warn("rank", "costs of the last run are not readable", {{"reason", restored.error().message}});
       }
     }
     made.engine = std::make_unique<EngineThread>(

@@ -135,6 +135,22 @@ def what_one_program_knows_is_asked_of_nobody_else():
         assert gone.returncode == 1 and gone.stderr == "di-ctl: di-meta.0: not running\n", gone
 
 
+def a_rank_begins_anew_when_its_costs_are_not_readable():
+    fleet = Fleet(expect_failure=True)
+    garbled = [fleet.run / f"{program}.0.0.cost" for program in ("di-prefill", "di-decode")]
+    for path in garbled:
+        path.write_bytes(b"step 1e300 \xff")
+    with fleet.up():
+        for path in garbled:
+            log = (fleet.run / path.name.replace(".0.cost", ".log")).read_text()
+            said = [line for line in log.splitlines() if "costs of the last run are not readable" in line]
+            assert len(said) == 1 and " warn " in said[0], log
+        assert fleet.chat("hi", max_tokens=4, temperature=0).done
+        fleet.down()
+        for path in garbled:
+            assert path.read_text().startswith("step "), path.read_bytes()
+
+
 def wrong_configuration_is_found_before_anything_starts():
     fleet = Fleet(expect_failure=True, overrides=["di-kvd:bogus=1"])
     done = up_again(fleet)
@@ -218,6 +234,7 @@ main([
     down_kills_what_does_not_stop,
     failed_start_is_one_error_and_leaves_nothing,
     what_one_program_knows_is_asked_of_nobody_else,
+    a_rank_begins_anew_when_its_costs_are_not_readable,
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
