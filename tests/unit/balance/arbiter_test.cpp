@@ -179,6 +179,42 @@ TEST(FetchOrCompute, IsNeverWorseThanTheBetterOfBothOnAnyMachine) {
   EXPECT_GT(parts, 100);  // or nothing was tried
 }
 
+// What is queued is an estimate: half of it may be gone by then, or as much again have come.  A choice made
+// on it costs more than the better of both by what the estimate was wrong by, twice, and by nothing else.
+TEST(FetchOrCompute, AWrongQueueCostsNoMoreThanItIsWrongBy) {
+  int moved = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE("seed=" + std::to_string(seed));
+    Rng rng(seed);
+    const Machine machine = any_machine(rng);
+    const StepCost step(machine.step);
+    const FetchCost fetch(machine.fetch);
+    for (int i = 0; i < 40; ++i) {
+      Prompt prompt;
+      prompt.block_tokens = 64;
+      prompt.total_tokens = static_cast<std::uint32_t>(100 + rng.below(16000));
+      const auto blocks = static_cast<std::uint32_t>(rng.below((prompt.total_tokens - 1) / 64 + 1));
+      const std::vector<HitRun> hit = any_hit(rng, blocks, std::uint64_t{1} << (15 + rng.below(7)));
+      std::array<std::uint64_t, places> queued{};
+      std::array<std::uint64_t, places> told{};
+      double wrong_us = 0;
+      for (std::size_t place = 0; place < places; ++place) {
+        queued[place] = rng.below(std::uint64_t{256} << 20);
+        told[place] = static_cast<std::uint64_t>(static_cast<double>(queued[place]) * any_factor(rng, 2));
+        wrong_us = std::max(wrong_us, std::abs(machine.fetch_us(static_cast<Place>(place), queued[place]) -
+                                               machine.fetch_us(static_cast<Place>(place), told[place])));
+      }
+      const Choice choice = fetch_or_compute(prompt, hit, told, step, fetch);
+      const double ours = machine.total_us(prompt, hit, queued, choice.blocks);
+      const double better =
+          std::min(machine.total_us(prompt, hit, queued, 0), machine.total_us(prompt, hit, queued, blocks));
+      EXPECT_LE(ours, 1.001 * better + 2 * wrong_us) << "blocks " << choice.blocks << " of " << blocks;
+      moved += choice.blocks != fetch_or_compute(prompt, hit, queued, step, fetch).blocks ? 1 : 0;
+    }
+  }
+  EXPECT_GT(moved, 100);  // or the estimate was never wrong enough to matter
+}
+
 // With the machine's own costs the choice is the best of every possible split.
 TEST(FetchOrCompute, FindsTheBestSplit) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
