@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "chat.h"
@@ -20,13 +21,18 @@ namespace {
 constexpr Duration show_silence_max = seconds(15);
 constexpr Duration act_silence_max = std::chrono::minutes(10);
 
+// Of a row per place: what it is, how it is and how full.  In this form $3 is the tier and $8 the bytes of a
+// row of di-meta.
+constexpr std::string_view kv_columns =
+    "place tier state complete pages blocks bytes bytes_total used_bytes payload_bytes slots capacity_bytes";
+
 constexpr Command table[] = {
     {"show fleet", "", Scope::each, "instances, as di-meta knows them", "di-meta"},
     {"show status", "", Scope::each, "each instance by itself"},
     {"show peers", "", Scope::each, "who is connected to whom"},
     {"show requests", "", Scope::each, "requests in flight", "di-router"},
     {"show ranks", "", Scope::each, "ranks with their credit and load", "di-router"},
-    {"show kv", "[pages]", Scope::each, "what the cache holds, by place"},
+    {"show kv", "[pages]", Scope::each, "what the cache holds, by place; -a: every figure", "", kv_columns},
     {"show config", "", Scope::each, "parameters and their values"},
     {"show metrics", "", Scope::each, "every counter, gauge and histogram"},
     {"show gauges", "", Scope::each, "things acquired and not yet given back"},
@@ -37,7 +43,8 @@ constexpr Command table[] = {
     {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count"},
     {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second"},
     {"kv du", "", Scope::each, "bytes in the store by layout and geometry", "di-meta"},
-    {"kv repair", "[now]", Scope::each, "stripes that wait for repair; now: without further pause", "di-meta"},
+    {"kv repair", "[now]", Scope::each, "stripes that wait for repair; now: without further pause",
+     "di-meta"},
     {"kv drain", "[STORE] [off]", Scope::each, "empty a store node for good; what is left on it", "di-meta"},
     {"kv rebalance", "", Scope::each, "make the placements of new stripes anew", "di-meta"},
     {"kv drop", "STRIPE", Scope::each, "take a stripe out of the cache", "di-meta"},
@@ -74,37 +81,69 @@ int usage(const std::string& message) {
   return daemon::exit_usage;
 }
 
-// Letters to insert, take away or change.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+// How many letters have to be put in, left out, changed or swapped with the next to make one of the other.
+std::size_t edits_between(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        edits[i][j] = i + j;
+        continue;
+      }
+      edits[i][j] = std::min(
+          {edits[i - 1][j] + 1, edits[i][j - 1] + 1, edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0U : 1U)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+      }
     }
   }
-  return row[b.size()];
+  return edits[a.size()][b.size()];
 }
 
 // ": did you mean 'show requests'?", or nothing.
 std::string near_miss(const std::vector<std::string>& words) {
-  constexpr std::size_t distance_max = 3;
+  constexpr std::size_t edits_max = 3;
   const Command* best = nullptr;
-  std::size_t best_distance = distance_max + 1;
+  std::size_t best_edits = edits_max + 1;
   for (const Command& command : table) {
     if (command.help.empty()) continue;
     const std::size_t count = std::min(words.size(), split(command.words).size());
     const std::vector<std::string> front(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(count));
-    const std::size_t d = distance(joined(front), command.words);
-    if (d < best_distance && d < command.words.size() / 2) {
+    const std::size_t d = edits_between(joined(front), command.words);
+    if (d < best_edits && d < command.words.size() / 2) {
       best = &command;
-      best_distance = d;
+      best_edits = d;
     }
   }
   return best == nullptr ? "" : ": did you mean '" + std::string(best->words) + "'?";
+}
+
+// What is said of `word` where one of `known` was wanted.  Longer words are no slip of the hand, and are not
+// compared (bound: word_bytes_max).
+std::string wanted(const std::string& word, const std::vector<std::string>& known) {
+  constexpr std::size_t word_bytes_max = 64;
+  constexpr std::size_t edits_max = 2;
+  std::string all;
+  std::string nearest;
+  std::size_t least = edits_max + 1;
+  for (const std::string& name : known) {
+    all += (all.empty() ? "" : ", ") + name;
+    if (word.size() > word_bytes_max || name.size() > word_bytes_max) continue;
+    const std::size_t edits = edits_between(word, name);
+    if (edits >= least || edits >= name.size()) continue;
+    least = edits;
+    nearest = name;
+  }
+  return (nearest.empty() ? "" : "did you mean " + nearest + "? ") + "There are " + all;
+}
+
+int nothing_to_show(const std::string& noun) {
+  std::vector<std::string> nouns;
+  for (const Command& command : table) {
+    const std::vector<std::string> words = split(command.words);
+    if (words.front() == "show") nouns.push_back(words[1]);
+  }
+  return usage("nothing to show is called '" + noun + "': " + wanted(noun, nouns));
 }
 
 // Writes short words out in full where only one command fits.
@@ -171,9 +210,17 @@ std::vector<std::string> instances_in(const std::string& run_dir, std::string_vi
   return names;
 }
 
-std::string names_in(const std::string& run_dir) {
-  const std::vector<std::string> names = instances_in(run_dir);
-  return names.empty() ? "none" : joined(names);
+// What an instance that does not answer may be called instead: those of the fleet that scripts/di-up started
+// here, and those with a socket.
+std::vector<std::string> known_instances(const std::string& run_dir) {
+  std::vector<std::string> names = instances_in(run_dir);
+  std::string conf;
+  if (std::ifstream file(run_dir + "/.up/conf"); std::getline(file, conf)) {
+    for (std::string& name : fleet_instances(conf)) names.push_back(std::move(name));
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
 }
 
 class Session {
@@ -186,12 +233,11 @@ class Session {
     if (!client) {
       Error error = client.error();
       // A socket file that a killed process left behind.
-      if (error.os_errno == ECONNREFUSED) {
+      if (error.os_errno == ECONNREFUSED || error.code == Code::not_found) {
         error.code = Code::unreachable;
-        error.message = "not running";
-      } else if (error.code == Code::not_found) {
-        error.code = Code::unreachable;
-        error.message = "no such instance runs in " + flags_.run_dir + "; there are: " + names_in(flags_.run_dir);
+        const std::vector<std::string> known = known_instances(flags_.run_dir);
+        const bool is_known = known.empty() || std::binary_search(known.begin(), known.end(), instance);
+        error.message = is_known ? "not running" : "no such instance: " + wanted(instance, known);
       }
       return error;
     }
@@ -215,6 +261,7 @@ void complain(const std::string& instance, const Error& error) {
 int ask_each(Session& session, const std::vector<std::string>& instances,
              const std::vector<std::string>& words, bool one) {
   const bool shows = words.front() == "show";
+  const bool listed = find(words) != nullptr;  // else a newer daemon may know it, or nobody
   int answered = 0;
   int failed = 0;
   std::size_t passed_over = 0;
@@ -225,7 +272,7 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
       continue;
     }
     const Code code = status.error().code;
-    if (!one && code == Code::unsupported) {
+    if ((!one || !listed) && code == Code::unsupported) {
       ++passed_over;
       continue;
     }
@@ -234,7 +281,8 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
     if (one || !shows || code != Code::unreachable) ++failed;
   }
   if (answered == 0 && failed == 0 && passed_over > 0) {
-    return usage("no instance here knows '" + joined(words) + "'" + near_miss(words));
+    if (!listed) return nothing_to_show(words[1]);
+    std::fprintf(stderr, "di-ctl: nobody answers '%s': no instance here knows it\n", joined(words).c_str());
   }
   return answered > 0 && failed == 0 ? daemon::exit_ok : daemon::exit_failure;
 }
@@ -296,7 +344,10 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
     return words.front() == "fleet" ? print_fleet(words[1]) : probe_ready(words[1]);
   }
 
-  const std::unique_ptr<Output> output = flags.json ? make_json_output() : make_text_output();
+  const bool chosen = !flags.all_columns && !command->columns.empty() && words.size() == fixed;
+  const std::unique_ptr<Output> output =
+      flags.json ? make_json_output()
+                 : make_text_output(chosen ? split(command->columns) : std::vector<std::string>{});
   Session session(flags, *output);
   if (command->scope == Scope::named) {
     const std::string& instance = words.back();
@@ -311,6 +362,7 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
                                                  ? instances_in(flags.run_dir, command->by)
                                                  : std::vector<std::string>{flags.instance};
   if (instances.empty()) {
+    if (command == &listing) return nothing_to_show(words[1]);
     if (!instances_in(flags.run_dir).empty()) {
       std::fprintf(stderr, "di-ctl: nobody answers '%s': only %s does, and none runs\n", line.c_str(),
                    std::string(command->by).c_str());

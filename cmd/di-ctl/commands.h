@@ -24,6 +24,7 @@ struct Command {
   Scope scope;
   std::string_view help;  // empty: not listed
   std::string_view by{};  // the only program that answers; empty: several do
+  std::string_view columns{};  // what text shows without -a, divided by blanks; empty: all
 };
 [[nodiscard]] std::span<const Command> commands();
 

@@ -84,6 +84,16 @@ int print_fleet(const std::string& folder) {
   return daemon::exit_ok;
 }
 
+std::vector<std::string> fleet_instances(const std::string& folder) {
+  Fleet fleet;
+  config::Params params;
+  bind_fleet(params, fleet);
+  std::vector<std::string> names;
+  if (!config::parse_file(params, folder + "/fleet.toml").empty()) return names;
+  for (const Instance& instance : fleet.instances) names.push_back(instance.program + "." + instance.name);
+  return names;
+}
+
 int probe_ready(const std::string& address) {
   Result<http::Client> client = http::Client::connect(address, probe_limit);
   if (!client) return daemon::exit_failure;

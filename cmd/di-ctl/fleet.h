@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace di::ctl {
 
@@ -9,6 +10,9 @@ namespace di::ctl {
 // `config`, any number of `override` and `exec`, then `end`; word and value separated by a tab.
 // Returns an exit status.
 int print_fleet(const std::string& folder);
+
+// The names of its instances; none when it cannot be read.
+[[nodiscard]] std::vector<std::string> fleet_instances(const std::string& folder);
 
 // 0 when the router at HOST:PORT answers 200 to /health/ready.
 int probe_ready(const std::string& address);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "wire/messages.h"
 
@@ -23,8 +24,9 @@ class Output {
   virtual void end() = 0;
 };
 
-// Columns in the order they were first seen; what a row lacks, or has empty, is "-".
-[[nodiscard]] std::unique_ptr<Output> make_text_output();
+// Columns in the order they were first seen; what a row lacks, or has empty, is "-".  `shown`: only these
+// and the instance, unless it is empty.
+[[nodiscard]] std::unique_ptr<Output> make_text_output(std::vector<std::string> shown = {});
 // One object a row; names as they are, numbers and booleans bare.
 [[nodiscard]] std::unique_ptr<Output> make_json_output();
 

@@ -19,6 +19,8 @@ std::string field(std::string_view value) {
 
 class TextOutput final : public Output {
  public:
+  explicit TextOutput(std::vector<std::string> shown) : shown_(std::move(shown)) {}
+
   void row(std::string_view instance, const wire::ctl_row& row) override {
     std::map<std::string, std::string> values;
     const auto put = [&](const std::string& name, std::string_view value) {
@@ -26,7 +28,11 @@ class TextOutput final : public Output {
       values[name] = value;
     };
     put("instance", instance);
-    for (const wire::ControlColumn& column : row.columns) put(column.name, column.value);
+    for (const wire::ControlColumn& column : row.columns) {
+      if (shown_.empty() || std::find(shown_.begin(), shown_.end(), column.name) != shown_.end()) {
+        put(column.name, column.value);
+      }
+    }
     rows_.push_back(std::move(values));
     if (rows_.size() >= output_rows_max) end();
   }
@@ -51,14 +57,15 @@ class TextOutput final : public Output {
   }
 
  private:
+  const std::vector<std::string> shown_;
   std::vector<std::string> columns_;
   std::vector<std::map<std::string, std::string>> rows_;
 };
 
 }  // namespace
 
-std::unique_ptr<Output> make_text_output() {
-  return std::make_unique<TextOutput>();
+std::unique_ptr<Output> make_text_output(std::vector<std::string> shown) {
+  return std::make_unique<TextOutput>(std::move(shown));
 }
 
 }  // namespace di::ctl

@@ -21,6 +21,7 @@
 #include "config/toml.h"
 #include "daemon/exporter.h"
 #include "daemon/heartbeat.h"
+#include "daemon/log_modules.h"
 #include "daemon/ready.h"
 #include "loop/signal.h"
 #include "net/zmq.h"
@@ -531,7 +532,15 @@ struct Daemon::Impl {
       reply.fail(level.error());
       return true;
     }
-    log_set_level(words.size() == 3 ? words[2] : "", *level);
+    const std::string module = words.size() == 3 ? words[2] : "";
+    if (words.size() == 3 && std::find(log_modules.begin(), log_modules.end(), module) == log_modules.end()) {
+      std::string known;
+      for (const std::string_view name : log_modules)
+        known += (known.empty() ? "" : ", ") + std::string(name);
+      reply.fail(Error{Code::invalid, 0, "'" + module + "' is no module that logs: want " + known});
+      return true;
+    }
+    log_set_level(module, *level);
     reply.end();
     return true;
   }

@@ -69,6 +69,7 @@ ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilo
   app.add_option("-r", flags.run_dir, "run directory of the fleet (default /run/di if it exists, else run)")
       ->type_name("RUNDIR");
   app.add_option("-d", flags.instance, "only this instance (default: all)")->type_name("INSTANCE");
+  app.add_flag("-a,--all", flags.all_columns, "all columns in text, where a command shows a choice");
   app.add_flag("-j", flags.json, "JSON lines instead of text");
   app.add_option("-m", flags.model, "chat: the model (default: the first that the service lists)")
       ->type_name("MODEL");

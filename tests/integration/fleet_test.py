@@ -185,12 +185,40 @@ def control_words_rows_and_statuses():
         assert {r["instance"] for r in fleet.ctl("-d", "di-meta.0", "show", "metrics")} == {"di-meta.0"}
         assert {r["name"] for r in fleet.ctl("show", "faults")} >= {"decode_mid_step", "prefill_mid_chunk"}
         for words, status in [(["bogus"], 64), (["show"], 64), (["log"], 64), (["drain"], 64), ([], 64), (["-x"], 64),
-                              (["show", "bogus"], 1), (["log", "loud"], 1), (["clock", "advance", "5"], 1),
+                              (["show", "bogus"], 64), (["log", "loud"], 1), (["log", "debug", "nomodule"], 1), (["clock", "advance", "5"], 1),
                               (["explain", "0" * 32], 1), (["drain", "di-decode.9"], 1), (["log", "info"], 0),
                               (["reload"], 0), (["-h"], 0)]:
             done = ctl(fleet, *words)
             assert done.returncode == status, (words, done)
             assert status == 0 or done.stderr.startswith("di-ctl: "), (words, done)
+        # A slip of the hand is told from a fault of the fleet, and what was meant is named.
+        for misspelt in (["show", "reqeusts"], ["-j", "show", "reqeusts"], ["-d", "di-meta.0", "show", "reqeusts"]):
+            done = ctl(fleet, *misspelt)
+            assert done.returncode == 64 and done.stdout == "", done
+            assert done.stderr.startswith("di-ctl: nothing to show is called 'reqeusts': did you mean requests? There are "), done
+            assert done.stderr.count("\n") == 1 and "gauges" in done.stderr and "kv" in done.stderr, done
+        for words in (["-d", "di-decod.0", "show", "status"], ["drain", "di-decod.0"]):
+            done = ctl(fleet, *words)
+            assert done.returncode == 1, done
+            assert done.stderr == ("di-ctl: di-decod.0: no such instance: did you mean di-decode.0? There are " +
+                                   ", ".join(INSTANCES) + "\n"), done
+        done = ctl(fleet, "log", "debug", "nomodule")
+        assert "'nomodule' is no module that logs: want access, " in done.stderr and "store" in done.stderr, done
+        assert ctl(fleet, "log", "debug", "store").returncode == 0
+        # The figures of a place that say how full it is; all of them when asked, and always as JSON.
+        few = ctl(fleet, "show", "kv").stdout.splitlines()[0].split("\t")
+        assert few[:8] == ["instance", "place", "tier", "state", "complete", "pages", "blocks", "bytes"], few
+        assert len(few) <= 13, few
+        every = ctl(fleet, "-a", "show", "kv").stdout.splitlines()[0].split("\t")
+        assert set(few) < set(every) and {"pending_writebacks", "segments", "path"} <= set(every), every
+        assert set(every) == {key for row in fleet.ctl("show", "kv") for key in row}, every
+        # scripts/ask says how it is called, and which fleet it looked for.
+        done = script_run(fleet, "ask", "-h")
+        assert done.returncode == 0 and done.stdout.startswith("usage: ask ") and done.stderr == "", done
+        done = script_run(fleet, "ask", "-x", "hello")
+        assert done.returncode == 64 and "usage: ask " in done.stderr, done
+        done = script_run(fleet, "ask", "-r", str(fleet.run / "none"), "hello")
+        assert done.returncode == 1 and "with -r" in done.stderr, done
         assert ctl(fleet, "drain", "di-decode.0").returncode == 0
         state = lambda: next(r["state"] for r in fleet.ctl("show", "fleet") if r["instance"] == "di-decode.0")
         wait_for(lambda: state() == "draining", "di-decode.0 to drain")
@@ -202,6 +230,10 @@ def control_words_rows_and_statuses():
         done = ctl(fleet, "show", "status")
         assert done.returncode == 0 and "di-ctl: di-decode.0: not running" in done.stderr, done
         assert "di-prefill.0" in done.stdout
+        # Without what it left behind, too: the fleet has an instance of that name.
+        (fleet.run / "di-decode.0.ctl").unlink()
+        done = ctl(fleet, "-d", "di-decode.0", "show", "status")
+        assert done.returncode == 1 and done.stderr == "di-ctl: di-decode.0: not running\n", done
 
 
 def manual_clock_moves_every_daemon():
