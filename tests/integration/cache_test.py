@@ -11,6 +11,7 @@ def pending_write_backs(fleet):
     return sum(r["count"] for r in fleet.ctl("show", "gauges") if "write" in r["what"])
 
 
+# D03, D04: the prompt that was asked before, and once more when every process is another one.
 def twice_and_after_killing_everything():
     fleet = Fleet(overrides=[*SURE_HIT])
     try:
@@ -57,6 +58,7 @@ def cold_hit_and_sampled_are_equal_with_a_seed():
         assert other.text != cold.text, "the seed has no effect"
 
 
+# D02: the same prompt of two tenants.
 def users_and_salts_do_not_share():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300, seed=3)
@@ -67,6 +69,7 @@ def users_and_salts_do_not_share():
         chat_hit(fleet, prompt, 1, max_tokens=2, temperature=0, cache_salt="s")
 
 
+# F22: blocks of the answer, too.
 def the_next_turn_of_a_conversation_hits_the_answer_too():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         first = [{"role": "user", "content": words(200, seed=4)}]
@@ -76,13 +79,18 @@ def the_next_turn_of_a_conversation_hits_the_answer_too():
         wait_for(lambda: fleet.chat(turn, temperature=0, max_tokens=4).cached() >= before, "a hit past the first prompt", 20)
 
 
+# G03, G04: there is no standby; a lost di-meta means cold service, and nobody is restarted for it.
 def the_directory_away_means_cold_not_down():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300, seed=5)
         warm = fleet.chat(prompt, temperature=0, max_tokens=8)
+        pids = {i: fleet.pid(i) for i in fleet.instances() if i != "di-meta.0"}
         fleet.kill("di-meta.0")
+        assert fleet.request("GET", "/health/live", headers={})[0] == 200
         cold = fleet.chat(prompt, temperature=0, max_tokens=8)
         assert cold.status == 200 and cold.text == warm.text, cold.error
+        assert fleet.request("GET", "/health/live", headers={})[0] == 200
+        assert all(fleet.alive(i) and fleet.pid(i) == pid for i, pid in pids.items()), pids
 
 
 if __name__ == "__main__":

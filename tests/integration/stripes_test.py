@@ -117,6 +117,7 @@ class Machines(SpreadFleet):
         wait_for(lambda: f"di-kvd.{by}" in members(self), f"{by} to be there")
 
 
+# F25: with 10+2.
 def two_machines_are_lost_and_replaced_while_requests_run():
     names = ["m", "c", *(f"n{i}" for i in range(STORES + SPARE))]
     rows = ["di-meta:store.repair_after=2s", "di-meta:store.repair_bytes_per_s=1000000000", *SURE_HIT]

@@ -160,6 +160,7 @@ def demo_model_loses_a_host_for_good():
 
 # ---- The loss of what both hosts share ---------------------------------------------------------------------
 
+# F25, G05, G13.
 def the_store_or_the_directory_is_away_for_a_while():
     """Killed or frozen in the middle of streams, away for others, and back: pages are found again."""
     with Fleet(CONF) as fleet:

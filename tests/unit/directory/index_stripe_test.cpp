@@ -354,6 +354,7 @@ TEST_F(StripeTest, StoreThatIsAwayTooLongIsRepairedAround) {
   EXPECT_EQ(index->pending_frees(), 0U);
 }
 
+// G02: a store that is away for a moment causes no work.
 TEST_F(StripeTest, RepairOfAStoreThatCameBackInTimeIsDropped) {
   start(8, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
   index->repair_now(at_s(0));
@@ -608,6 +609,7 @@ TEST_F(StripeTest, NothingIsEvictedWhileStoresBringWhatTheyHave) {
   EXPECT_EQ(index->evictor().small_share_bytes(), 300 * page_bytes);
 }
 
+// G06: what was restored is no proof; nobody confirms the dead.
 TEST_F(StripeTest, RestoredStripesAreMatchedBeforeTheInventoriesAreIn) {
   start(6, {.placement = {{4, 2}, false}, .record_changes = true});
   const auto kept = put(1, 0, 4);

@@ -126,6 +126,7 @@ TEST_F(IndexTest, PlanNamesPagesAndHowMuchOfThemIsWanted) {
   EXPECT_EQ(plan(1, 11, 3).lease, 0U);
 }
 
+// D11: what another place computed differently is not mixed into a stripe.
 TEST_F(IndexTest, OtherBitsOfTheSameBlocksAreAnotherPage) {
   put(1, 0, 4);
   wire::ArenaPage other = arena_page(9, 1, 0, 4);
@@ -166,6 +167,51 @@ TEST_F(IndexTest, PutsAreDeduplicated) {
   EXPECT_EQ(index->open_puts(), 0U);
 }
 
+// F02: sixteen writers of one page, one after the other in every phase; whoever is first has it, and a match
+// that finds it is one whose bytes were committed.
+TEST_F(IndexTest, OneOfManyWritersOfAPageCommits) {
+  constexpr int writers = 16;
+  std::vector<Holder> hosts;
+  for (int n = 0; n < writers; ++n) {
+    hosts.push_back({"di-kvd.writer" + std::to_string(n), 1});
+    ASSERT_TRUE(index->host_up(hosts.back()));
+  }
+  for (int round = 0; round < 200; ++round) {
+    const wire::meta_put_open message{Key{}, {put_page(100 + round, 0, 2)}};
+    const int first = round % writers;
+    std::vector<wire::meta_put_opened> opened;
+    for (int n = 0; n < writers; ++n) {
+      opened.push_back(
+          index->put_open(hosts[static_cast<std::size_t>((first + n) % writers)], message, at_s(0)));
+      EXPECT_EQ(opened.back().code, n == 0 ? 0 : code(Code::busy));
+      EXPECT_EQ(hit(100 + round, 2), 0U);
+    }
+    for (int n = writers - 1; n >= 0; --n) {
+      const auto done = index->put_commit(hosts[static_cast<std::size_t>((first + n) % writers)],
+                                          {opened.front().stripe, {}}, at_s(1));
+      EXPECT_EQ(done.code, n == 0 ? 0 : code(Code::not_found));
+      EXPECT_EQ(hit(100 + round, 2), n == 0 ? 2U : 0U);
+    }
+    EXPECT_EQ(index->put_open(hosts[0], message, at_s(1)).code, code(Code::exists));
+  }
+  EXPECT_EQ(index->stripes(), 200U);
+  EXPECT_EQ(index->open_puts(), 0U);
+}
+
+// F24: from arena to store a page is in both before it leaves the first, and a match sees it all the time.
+TEST_F(IndexTest, PageThatMovesToTheStoreIsNeverInNeither) {
+  ASSERT_FALSE(index->arena_delta(host0, {1, false, {arena_page(7, 1, 0, 4)}, {}}));
+  EXPECT_EQ(hit(1, 4), 4U);
+  const auto opened = index->put_open(host0, {Key{}, {put_page(1, 0, 4)}}, at_s(0));
+  ASSERT_EQ(opened.code, 0);
+  EXPECT_EQ(hit(1, 4), 4U);
+  ASSERT_EQ(index->put_commit(host0, {opened.stripe, {}}, at_s(1)).code, 0);
+  EXPECT_EQ(hit(1, 4), 4U);
+  ASSERT_FALSE(index->arena_delta(host0, {2, false, {}, {7}}));
+  EXPECT_EQ(hit(1, 4), 4U);
+  EXPECT_FALSE(plan(1, 0, 4).pages.at(0).columns.empty());
+}
+
 TEST_F(IndexTest, PutWhoseKeysCameFromElsewhereIsNotPublished) {
   const auto both = index->put_open(host0, {Key{}, {put_page(1, 0, 2)}}, at_s(0));
   const auto more = index->put_open(host1, {Key{}, {put_page(1, 0, 3)}}, at_s(0));  // block 2 is new
@@ -178,6 +224,7 @@ TEST_F(IndexTest, PutWhoseKeysCameFromElsewhereIsNotPublished) {
   EXPECT_EQ(freed[0].message.stripes, (std::vector<std::uint64_t>{both.stripe}));
 }
 
+// F01: the writer dies; its late commit is refused.
 TEST_F(IndexTest, DeadWriterLeavesNothing) {
   const auto opened = index->put_open(host0, {Key{}, {put_page(1, 0, 2)}}, at_s(0));
   index->lost(host0, at_s(1));
@@ -192,6 +239,7 @@ TEST_F(IndexTest, DeadWriterLeavesNothing) {
   EXPECT_EQ(index->put_commit(host0, {opened.stripe, {}}, at_s(32)).code, code(Code::not_found));
 }
 
+// F01: the writer lives and never commits.
 TEST_F(IndexTest, OpenPutsLapse) {
   const auto opened = index->put_open(host0, {Key{}, {put_page(1, 0, 2)}}, at_s(0));
   EXPECT_EQ(index->next_due(), at_s(30));
@@ -268,6 +316,7 @@ TEST_F(IndexTest, LostHostIsForgottenAndStaleMessagesIgnored) {
   EXPECT_EQ(index->blocks(), 0U);
 }
 
+// G13: the same name, killed and back at once.
 TEST_F(IndexTest, LostStoreIsUnavailableUntilItReturns) {
   const std::uint64_t stripe = put(1, 0, 4);
   index->lost(store0, at_s(1));
@@ -280,6 +329,7 @@ TEST_F(IndexTest, LostStoreIsUnavailableUntilItReturns) {
   EXPECT_EQ(hit(1, 4), 4U);
 }
 
+// F05.
 TEST_F(IndexTest, StripeThatItsStoreLostIsForgotten) {
   put(1, 0, 4);
   put(2, 0, 2);
@@ -363,6 +413,7 @@ TEST_F(IndexTest, StripeNumbersDoNotMeetAdoptedOnes) {
   EXPECT_GT(put(2, 0, 1), (1ULL << 32) + 500);
 }
 
+// F05: a read in between finds the stale entry, and removes it.
 TEST_F(IndexTest, FailedColumnsAreNotOfferedAgain) {
   const std::uint64_t a = put(1, 0, 2);
   const std::uint64_t b = put(2, 0, 2);
@@ -504,6 +555,7 @@ TEST_F(IndexTest, UnusedStripesExpire) {
   EXPECT_EQ(index->counters().stripes_expired, 3U);
 }
 
+// D10: two blocks whose keys differ in their last bit only, and so in no hash of a part of them.
 TEST_F(IndexTest, KeysAreComparedInFull) {
   put(1, 0, 1);
   Key twin = key(1, 0);

@@ -54,6 +54,7 @@ std::string reason(const Membership& members, const wire::meta_register& message
   return admission ? "" : admission.error().message;
 }
 
+// G13: who returns under its old name before it was missed is another process.
 TEST(Membership, GenerationsGrowAndTheOldProcessIsLost) {
   Membership members({}, 1);
   std::vector<InstanceRow> rows;
@@ -190,6 +191,7 @@ TEST(Membership, StaleLossesAndStatesAreIgnored) {
   EXPECT_FALSE(members.lost(id, 2).changed);
 }
 
+// D03, D05: a rank that would hash or cut its blocks otherwise does not join.
 TEST(Membership, OneModelHasOneLayoutAndOneRevision) {
   Membership members({}, 1);
   std::vector<InstanceRow> rows;
@@ -216,6 +218,7 @@ TEST(Membership, OneModelHasOneLayoutAndOneRevision) {
   EXPECT_EQ(reason(members, upgraded), "");
 }
 
+// G12.
 TEST(Membership, MalformedRegistrationsAreRefusedWithTheRule) {
   Membership members({}, 1);
   const auto with = [](auto change) {

@@ -194,6 +194,7 @@ TEST_F(FetchTest, WrongBytesFailTheBlockAndAreReported) {
   EXPECT_FALSE(core->pages().has(keys[4]));
 }
 
+// D12, D13: di-meta promised the block and the store does not have it.
 TEST_F(FetchTest, AFailedReadFailsTheBlock) {
   for (const Code code : {Code::not_found, Code::io, Code::corrupt, Code::stale}) {
     const std::vector<Key> keys = test_keys(static_cast<std::uint32_t>(code), 0, 4);

@@ -705,6 +705,7 @@ class Chaos {
   std::uint64_t arena_reads = 0, taken = 0, pushed = 0, served = 0;
 };
 
+// F14: pins, grants and leases of whoever aborts, dies or loses messages come back.
 TEST(HostRandom, NothingIsLostUnderChaos) {
   std::uint64_t fetched = 0, seated = 0, written = 0, reads = 0;
   std::uint64_t arena_reads = 0, taken = 0, pushed = 0, served = 0;

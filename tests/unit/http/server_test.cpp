@@ -549,6 +549,7 @@ TEST_F(ServerTest, ABodyThatNeverComesIsGivenBack) {
   EXPECT_TRUE(handler_.gone.empty());
 }
 
+// F21.
 TEST_F(ServerTest, Deadlines) {
   Peer idle(loop_, address_);
   Peer head(loop_, address_);

@@ -24,6 +24,7 @@ Digest digest_of(const std::string& text) {
   return out;
 }
 
+// D02, D03: these keys hold for every process, machine and build.
 TEST(Chain, golden_vectors) {
   const auto text = file_read(std::string(DI_SOURCE_DIR) + "/tests/golden/kv/chain.jsonl", 1 << 20);
   ASSERT_TRUE(text.ok());
@@ -93,6 +94,7 @@ TEST(Chain, secret_changes_the_keys) {
   i.secret = "Secret";
   expect_all_keys_differ(i);
 }
+// D02: so do tenants.
 TEST(Chain, isolation_domain_changes_the_keys) {
   Ingredients i;
   i.domain = "acmf";
@@ -160,6 +162,7 @@ TEST(Chain, private_root_depends_on_both_sides) {
 }
 
 // Moving bytes from one field to its neighbour must not give the same hash.
+// D01.
 TEST(Chain, fields_cannot_run_into_each_other) {
   const Bytes secret(16, std::byte{7});
   std::set<Key> seen;
@@ -167,6 +170,15 @@ TEST(Chain, fields_cannot_run_into_each_other) {
        {Namespace{"ab", "c", ""}, Namespace{"a", "bc", ""}, Namespace{"abc", "", ""},
         Namespace{"", "abc", ""}, Namespace{"", "", "abc"}, Namespace{"ab", "", "c"}}) {
     EXPECT_TRUE(seen.insert(Key{namespace_salt(secret, who)}).second);
+  }
+  // Nor can an adapter pass for a salt.
+  const auto root = [&](const std::string& adapter, const std::string& cache_salt) {
+    return chain_root({Key{}, Key{}, adapter, namespace_salt(secret, {"", "", cache_salt})});
+  };
+  seen.clear();
+  for (const auto& [adapter, cache_salt] : std::initializer_list<std::pair<std::string, std::string>>{
+           {"X", ""}, {"", "X"}, {"X", "X"}, {"ab", "c"}, {"a", "bc"}, {"abc", ""}, {"", "abc"}, {"", ""}}) {
+    EXPECT_TRUE(seen.insert(root(adapter, cache_salt)).second) << adapter << "," << cache_salt;
   }
 }
 
@@ -197,6 +209,7 @@ TEST(Chain, extending_from_any_block_gives_the_same_keys) {
   }
 }
 
+// D04: a prompt that is cached to its last token has something left to compute.
 TEST(Chain, usable_blocks_leaves_a_token_to_compute) {
   EXPECT_EQ(usable_blocks(0, 32), 0u);
   EXPECT_EQ(usable_blocks(1, 32), 0u);

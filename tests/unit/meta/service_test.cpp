@@ -262,6 +262,7 @@ TEST_F(ServiceTest, BrokenConnectionIsALossAndTheInstanceReturns) {
   EXPECT_FALSE(host->refused.has_value());
 }
 
+// G05: members and what they hold are there again without a restart of theirs.
 TEST_F(ServiceTest, RestartOfTheDirectoryKeepsGenerations) {
   auto host = enter("di-kvd.host0", "host");
   auto store = enter("di-kvd.store0", "store");
@@ -283,6 +284,7 @@ TEST_F(ServiceTest, RestartOfTheDirectoryKeepsGenerations) {
   EXPECT_EQ(directory->service->index().blocks(), 3U);
 }
 
+// G06.
 TEST_F(ServiceTest, RestartFindsWhatTheCatalogueHas) {
   auto router = enter("di-router.0");
   auto host = enter("di-kvd.host0", "host");

@@ -30,6 +30,7 @@ ChatFormat format() {
   return *result;
 }
 
+// D08, for the one template there is: the router renders, and no worker does it again.
 TEST(Chat, AgreesWithPublishedTemplate) {
   const auto text = file_read(DI_SOURCE_DIR "/tests/golden/chat/v3.jsonl", chat_config_bytes_max);
   ASSERT_TRUE(text);

@@ -94,6 +94,7 @@ TEST_P(PeerTest, DeathIsOneEventOnEitherSideOfTheConnection) {
   EXPECT_EQ(prefill.log, "+di-router.1/13 -4/13 ");
 }
 
+// G13.
 TEST_P(PeerTest, NewGenerationOnTheSameAddressGetsNothingOfTheOld) {
   Node router(loop, *net, member(1, 10, "di-router.0"));
   auto decode = std::make_unique<Node>(loop, *net, member(2, 11, "di-decode.0"));
@@ -124,6 +125,7 @@ TEST_P(PeerTest, ListWithANewGenerationLosesTheOldOneAtOnce) {
   EXPECT_EQ(router.endpoint.peer(2)->generation, 12u);
 }
 
+// G01: a list that lacks a member says nothing about the member.
 TEST_P(PeerTest, MemberMissingFromAListStaysWhileItsConnectionHolds) {
   Node router(loop, *net, member(1, 10, "di-router.0"));
   auto decode = std::make_unique<Node>(loop, *net, member(2, 11, "di-decode.0"));
@@ -189,6 +191,7 @@ TEST_P(PeerTest, BodyThatDoesNotDecodeIsDroppedAndCounted) {
   EXPECT_TRUE(decode.endpoint.up(1));
 }
 
+// G10: without any traffic.
 TEST_P(PeerTest, IdlePeersStayUpByTheirHeartbeats) {
   Endpoint::Options options;
   options.heartbeat = milliseconds(20);

@@ -256,6 +256,7 @@ TEST_F(PrefillTest, AHandOverWithoutAnAnswerIsSaidAgain) {
   expect_nothing_held();
 }
 
+// D13: what counts is what was loaded, not what was promised.
 TEST_F(PrefillTest, AShorterHitIsTakenAndTheRestComputed) {
   from_router(one, bind_of(18, 4));
   from_kvd(one, wire::kv_fetching{0, 77, 3, {slot(50, 3)}});
@@ -331,6 +332,7 @@ TEST_F(PrefillTest, AFailureInTheStepTruncatesTheSame) {
   EXPECT_EQ(batch->plan.rows.size(), 1U);  // nothing is cached: it runs at once
 }
 
+// D13.
 TEST_F(PrefillTest, AFailureBeforeAdmissionShortensTheHit) {
   from_router(one, bind_of(18, 4));
   from_kvd(one, wire::kv_fetching{0, 77, 4, {slot(50, 2), slot(51, 2)}});

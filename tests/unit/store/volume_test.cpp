@@ -111,6 +111,7 @@ TEST(Volume, kill_before_any_sync_loses_nothing) {
   EXPECT_EQ(shelf.stripes().size(), 10u);
 }
 
+// F03, across a restart.
 TEST(Volume, freed_slot_stays_free_after_a_sync) {
   Shelf shelf(32 * mib, 4 * mib);
   ASSERT_TRUE(shelf.put(1, 8).ok());
@@ -122,6 +123,7 @@ TEST(Volume, freed_slot_stays_free_after_a_sync) {
   EXPECT_EQ(shelf.stripes(), std::vector<std::uint64_t>{2});
 }
 
+// F11, at the store.
 TEST(Volume, slot_being_read_is_not_reused_until_the_read_ends) {
   Shelf shelf(16 * mib, 4 * mib);
   ASSERT_TRUE(shelf.put(1, 8).ok());

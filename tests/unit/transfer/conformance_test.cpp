@@ -340,6 +340,7 @@ TEST_P(FabricTest, no_byte_is_written_after_concealed) {
   }
 }
 
+// F11: memory that is used again is not read by who was slower than the lease, on any fabric.
 TEST_P(FabricTest, no_byte_is_read_after_concealed) {
   if (!world->guarded()) GTEST_SKIP() << "this fabric has no guard: a reader of the same user is trusted";
   const Bytes bytes = pattern(test_slot_bytes, 5);

@@ -99,6 +99,7 @@ Bytes random_bytes_of(Rng& rng, std::size_t count) {
   return bytes;
 }
 
+// F20.
 TEST_F(TcpTest, strangers_are_hung_up_on_and_counted) {
   Rng rng(11);
   const Bytes valid = hello_of(Ticket{}, there);
@@ -128,6 +129,7 @@ TEST_F(TcpTest, strangers_are_hung_up_on_and_counted) {
   EXPECT_TRUE(until([&] { return fabric->gauges().connections == 0; }));
 }
 
+// F21.
 TEST_F(TcpTest, silent_connections_are_few_and_do_not_stay) {
   TcpOptions options;
   options.greetings_max = 4;
