@@ -3,32 +3,19 @@ shipped di-kvd with a software provider in the place of libibverbs (tests/suppor
 """
 
 import pathlib
-import shutil
 import sys
-import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from verbs import SOFTVERBS, VERBS, OverVerbs  # noqa: E402
 
 CONF = "etc/local-2p2d"
-VERBS = ["di-kvd:transfer.kind=verbs", 'di-kvd:transfer.rails=["softverbs0/1/0", "softverbs1/1/0"]']
 GREEDY = dict(temperature=0, max_tokens=24, ignore_eos=True)
-SOFTVERBS = BIN / "softverbs" / "di-kvd"
 
 
-class VerbsFleet(Fleet):
+class VerbsFleet(OverVerbs, Fleet):
     def __init__(self, *overrides):
-        self.programs = pathlib.Path(tempfile.mkdtemp(prefix="di-programs-"))
-        for program in BIN.glob("di-*"):
-            (self.programs / program.name).symlink_to(SOFTVERBS if program.name == "di-kvd" else program)
         super().__init__(CONF, [*SURE_HIT, *VERBS, *overrides])
-
-    def environment(self):
-        return dict(super().environment(), DI_BIN=str(self.programs))
-
-    def close(self):
-        super().close()
-        shutil.rmtree(self.programs, ignore_errors=True)
 
 
 def pages_and_hand_overs_go_over_verbs():

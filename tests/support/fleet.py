@@ -18,6 +18,8 @@ import tempfile
 import threading
 import time
 
+import books
+
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DI_BUILD_DIR", SOURCE / "build"))
 BIN = BUILD / "bin"
@@ -188,6 +190,16 @@ class Fleet:
             wait_for(settled, "gauges to return to their base", seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}; held: {self.held()}") from None
+        self.books_balance()
+
+    def books_balance(self):
+        """Nothing that was begun is neither ended nor held (books.py), where all daemons answer."""
+        def unbalanced():
+            return books.broken(self.ctl("show", "metrics"))
+        try:
+            wait_for(lambda: not unbalanced(), "the books to balance", 10)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {unbalanced()}") from None
 
     def explain(self, request_id):
         return self.ctl("explain", request_id)

@@ -1,5 +1,5 @@
-"""Fleets whose host labels are machines: every instance of a sample runs in the namespace of its label (network.py),
-messages go under CURVE, pages over TCP."""
+"""Fleets that grow: a sample and more instances that start later.  Spread, its host labels are machines: every
+instance runs in the namespace of its label (network.py), messages go under CURVE, pages over TCP."""
 
 import http.client
 import pathlib
@@ -30,12 +30,16 @@ def host_of(block):
     return re.search(r'"net\.host=(\w+)"', block)[1]
 
 
-class SpreadFleet(Fleet):
+class GrowingFleet(Fleet):
     """`spare`: more instances, by name: which one of the sample they are like, and what is written otherwise.  They
-    have keys and a machine, and start with add_spare()."""
+    start with add_spare()."""
 
-    def __init__(self, network, sample, overrides=(), sealed=False, spare=None, **kwargs):
-        self.network = network
+    def __init__(self, sample, overrides=(), spare=None, **kwargs):
+        self.read_sample(sample, spare)
+        self.write()
+        super().__init__(str(self.conf_folder), overrides, **kwargs)
+
+    def read_sample(self, sample, spare):
         self.conf_folder = pathlib.Path(tempfile.mkdtemp(prefix="di-conf-"))
         self.head, self.blocks = blocks_of(sample)
         self.spare = {}
@@ -43,21 +47,46 @@ class SpreadFleet(Fleet):
             self.spare[instance] = self.blocks[model]
             for old, new in other.items():
                 self.spare[instance] = self.spare[instance].replace(old, new)
+
+    def launcher(self, instance):
+        """The line of fleet.toml that says what starts the instance; none: di-up itself."""
+        return ""
+
+    def write(self):
+        """fleet.toml as self.blocks has it."""
+        text = self.head
+        for instance, block in self.blocks.items():
+            text += f"[[instance]]\n{self.launcher(instance)}{block}"
+        (self.conf_folder / "fleet.toml").write_text(text)
+
+    def add_spare(self, instance):
+        self.blocks[instance] = self.spare.pop(instance)
+        self.write()
+        self.up()
+
+    def close(self):
+        try:
+            super().close()
+        finally:
+            shutil.rmtree(self.conf_folder, ignore_errors=True)
+
+
+class SpreadFleet(GrowingFleet):
+    """The spare instances have keys and a machine from the start."""
+
+    def __init__(self, network, sample, overrides=(), sealed=False, spare=None, **kwargs):
+        self.network = network
+        self.read_sample(sample, spare)
         self.host_of = {instance: host_of(block) for instance, block in {**self.blocks, **self.spare}.items()}
         self.keys = Keyed(self.host_of, meta=f"tcp://{network.address(self.host_of['di-meta.0'])}:7400")
         self.write()
         rows = self.keys.overrides(address=lambda instance: network.address(self.host_of[instance]))
         rows += [f"{i}:transfer.bind={network.address(host)}:0" for i, host in self.host_of.items() if i.startswith("di-kvd.")]
         rows += [f"di-kvd:transfer.seal={'true' if sealed else 'false'}"]
-        super().__init__(str(self.conf_folder), [*rows, *overrides], **kwargs)
+        Fleet.__init__(self, str(self.conf_folder), [*rows, *overrides], **kwargs)
 
-    def write(self):
-        """fleet.toml as self.blocks has it."""
-        text = self.head
-        for instance, block in self.blocks.items():
-            namespace = self.network.namespace(self.host_of[instance])
-            text += f'[[instance]]\nexec = ["ip", "netns", "exec", "{namespace}"]\n{block}'
-        (self.conf_folder / "fleet.toml").write_text(text)
+    def launcher(self, instance):
+        return f'exec = ["ip", "netns", "exec", "{self.network.namespace(self.host_of[instance])}"]\n'
 
     def command(self, extra=()):
         # Rows of what is not there would be refused.
@@ -68,11 +97,6 @@ class SpreadFleet(Fleet):
             return super().command(extra)
         finally:
             self.overrides = every
-
-    def add_spare(self, instance):
-        self.blocks[instance] = self.spare.pop(instance)
-        self.write()
-        self.up()
 
     def connection(self, timeout):
         made = http.client.HTTPConnection(*self.address, timeout=timeout)
@@ -87,4 +111,3 @@ class SpreadFleet(Fleet):
     def close(self):
         super().close()
         self.keys.close()
-        shutil.rmtree(self.conf_folder, ignore_errors=True)
