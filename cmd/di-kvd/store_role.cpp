@@ -57,6 +57,27 @@ class FaultDisk final : public store::Disk {
   std::unique_ptr<store::Disk> disk_;
 };
 
+Status volumes_check(const StoreConfig& config, const std::vector<std::string>& given) {
+  if (given.empty()) return {};
+  const auto wrong = [](const std::string& what) { return Error{Code::invalid, 0, what}; };
+  if (!config.path.empty()) return wrong("has no meaning with store.path");
+  if (given.size() > store::Server::volumes_max) {
+    return wrong("more than " + std::to_string(store::Server::volumes_max) + " volumes");
+  }
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const std::string& path = given[i];
+    if (path.empty()) return wrong("a path is empty");
+    if (path.front() != '/' && path.find('/') != std::string::npos) {
+      return wrong("'" + path + "' is neither an absolute path nor a name");
+    }
+    if (std::find(given.begin(), given.begin() + static_cast<std::ptrdiff_t>(i), path) !=
+        given.begin() + static_cast<std::ptrdiff_t>(i)) {
+      return wrong("'" + path + "' is there twice");
+    }
+  }
+  return {};
+}
+
 bool armed(std::string_view name) {
   const std::vector<daemon::FaultState> states = daemon::fault_states();
   return std::any_of(states.begin(), states.end(), [&](const daemon::FaultState& state) {
@@ -68,11 +89,24 @@ bool armed(std::string_view name) {
 
 void store_params(config::Params& params, StoreConfig& config) {
   params.string("store.path", config.path,
-                {.path = true, .help = "the volume's file; empty: RUNDIR/INSTANCE.volume"});
+                {.path = true,
+                 .check =
+                     [&config](const std::string& given) -> Status {
+                       if (given.empty() || config.volumes.empty()) return {};
+                       return Error{Code::invalid, 0, "has no meaning with store.volumes"};
+                     },
+                 .help = "the volume's file; empty: RUNDIR/INSTANCE.volume"});
+  params.list("store.volumes", config.volumes,
+              {.check =
+                   [&config](const std::vector<std::string>& given) {
+                     return volumes_check(config, given);
+                   },
+               .help = "the files of several volumes, in place of store.path; a name without / is that of "
+                       "RUNDIR/INSTANCE.NAME"});
   params.size("store.capacity", config.capacity_bytes,
               {.def = 256_MiB,
                .min = 1_MiB,
-               .help = "length of a volume that is made; taken from the file system at once"});
+               .help = "length of each volume that is made; taken from the file system at once"});
   params.size("store.segment_bytes", config.segment_bytes,
               {.def = 4_MiB, .min = 16_KiB, .max = 2_GiB, .help = "segment of a volume that is made"});
   params.boolean(
@@ -106,8 +140,8 @@ Status store_validate(const StoreConfig& config) {
 }
 
 // Under another name until it is whole: a kill in between leaves nothing that looks like a volume.
-Result<store::DiskFile> StoreRole::make_volume() const {
-  const std::string fresh = config_.path + ".new";
+Result<store::DiskFile> StoreRole::make_volume(const std::string& path) const {
+  const std::string fresh = path + ".new";
   ::unlink(fresh.c_str());
   const MonotonicClock clock;
   Instant told = clock.now();
@@ -115,14 +149,14 @@ Result<store::DiskFile> StoreRole::make_volume() const {
     if (clock.now() - told < progress_every) return;
     told = clock.now();
     log_info("store", "volume is being written once",
-             {{"path", config_.path}, {"bytes", bytes}, {"of_bytes", config_.capacity_bytes}});
+             {{"path", path}, {"bytes", bytes}, {"of_bytes", config_.capacity_bytes}});
   };
   Result<store::DiskFile> made =
       store::disk_create(fresh, config_.capacity_bytes, config_.prewrite, progress);
   if (!made) return made.error();
   if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
-  if (std::rename(fresh.c_str(), config_.path.c_str()) != 0) return errno_error("rename " + fresh);
-  log_info("store", "volume made", {{"path", config_.path}, {"bytes", config_.capacity_bytes}});
+  if (std::rename(fresh.c_str(), path.c_str()) != 0) return errno_error("rename " + fresh);
+  log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
   return made;
 }
 
@@ -134,50 +168,76 @@ Status StoreRole::format(store::Disk& disk) const {
 }
 
 // A block device becomes a volume when nobody has written to its beginning: never in place of something else.
-Status StoreRole::make_on_device(store::Disk& disk) const {
+Status StoreRole::make_on_device(const std::string& path, store::Disk& disk) const {
   const Result<bool> blank = store::disk_is_blank(disk);
   if (!blank) return blank.error();
   if (!*blank) return {};
-  if (Status formatted = format(disk); !formatted.ok()) return formatted.error().in(config_.path);
-  log_info("store", "volume made", {{"path", config_.path}, {"bytes", disk.bytes()}});
+  if (Status formatted = format(disk); !formatted.ok()) return formatted.error().in(path);
+  log_info("store", "volume made", {{"path", path}, {"bytes", disk.bytes()}});
   return {};
 }
 
-Status StoreRole::on_prepare(daemon::Daemon& daemon) {
-  if (config_.path.empty()) config_.path = daemon.path("volume");
-  Result<store::DiskFile> file = store::disk_open(config_.path);
-  if (!file && file.error().code == Code::not_found) file = make_volume();
+Result<StoreRole::Opened> StoreRole::open_volume(const std::string& path) const {
+  Result<store::DiskFile> file = store::disk_open(path);
+  if (!file && file.error().code == Code::not_found) file = make_volume(path);
   if (!file) return file.error();
-  if (file->device) DI_TRY(make_on_device(*file->disk));
+  if (file->device) {
+    if (Status made = make_on_device(path, *file->disk); !made.ok()) return made.error();
+  }
   Result<std::unique_ptr<store::Volume>> volume = store::Volume::open(*file->disk);
-  if (!volume) return volume.error().in(config_.path);
+  if (!volume) return volume.error().in(path);
   const store::Geometry& geometry = (*volume)->geometry();
   // A device is as long as it is.
   const bool length_fits = file->device || geometry.volume_bytes == config_.capacity_bytes;
   if (!length_fits || geometry.segment_bytes != config_.segment_bytes) {
     return Error{Code::invalid, 0,
-                 config_.path + ": was made with store.capacity of " + std::to_string(geometry.volume_bytes) +
+                 path + ": was made with store.capacity of " + std::to_string(geometry.volume_bytes) +
                      " bytes and store.segment_bytes = " + std::to_string(geometry.segment_bytes) +
                      ": configure these, or remove the file to make a new volume"};
   }
-  direct_ = file->direct;
-  if (!direct_) log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", config_.path}});
+  if (!file->direct) log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", path}});
   const store::Volume::Stats stats = (*volume)->stats();
   log_info("store", "volume open",
-           {{"path", config_.path},
+           {{"path", path},
             {"slots", stats.slots_live},
             {"bytes", stats.payload_bytes_live},
             {"recovered", stats.recovered_by_header},
             {"torn", stats.dropped_torn},
             {"epoch", stats.epoch}});
-  disk_ = std::move(file->disk);
-  volume_ = *std::move(volume);
+  Opened opened;
+  opened.direct = file->direct;
+  opened.backing.disk = std::move(file->disk);
+  opened.backing.volume = *std::move(volume);
+  return opened;
+}
+
+// What the disk has done to a volume is that volume's misfortune; what the configuration asks for and cannot be
+// is told before anything is served.
+Status StoreRole::on_prepare(daemon::Daemon& daemon) {
+  std::vector<std::string> paths = config_.volumes;
+  for (std::string& path : paths) {
+    if (path.front() != '/') path = daemon.path(path);
+  }
+  if (paths.empty()) paths = {config_.path.empty() ? daemon.path("volume") : config_.path};
+  for (const std::string& path : paths) {
+    Result<Opened> opened = open_volume(path);
+    if (!opened) {
+      const Code code = opened.error().code;
+      if (code != Code::corrupt && code != Code::io && code != Code::not_found) return opened.error();
+      log_error("store", "volume out of service: it cannot be opened",
+                {{"path", path}, {"error", opened.error()}});
+      Opened without;
+      without.backing.refused = opened.error();
+      opened = std::move(without);
+    }
+    opened->backing.path = path;
+    opened_.push_back(*std::move(opened));
+  }
   return {};
 }
 
 Status StoreRole::on_start(daemon::Daemon& daemon) {
   daemon_ = &daemon;
-  if (armed("store_mid_slot_write")) disk_ = std::make_unique<FaultDisk>(std::move(disk_));
   store::Server::Options options;
   options.self.instance = daemon.instance();
   options.run_dir = daemon.config().run_dir;
@@ -197,18 +257,29 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
       {.done = [this](transfer::OpId op, Code code) { server_->moved(op, code); }, .concealed = {}});
   if (!plane) return plane.error();
   plane_ = *std::move(plane);
-  auto pool = store::IoPool::create(daemon.loop(), *disk_,
-                                    {.mode = config_.io,
-                                     .threads = config_.io_threads,
-                                     .queue_max = store::Server::io_queue_max(options),
-                                     .name = "store"});
-  if (!pool) return pool.error().in("store.io");
-  if ((*pool)->refused() && config_.io == store::IoMode::automatic) {
-    log_info("store", "no io_uring here: threads wait for the disk", {{"error", *(*pool)->refused()}});
+  std::vector<store::Mount::Backing> volumes;
+  for (Opened& opened : opened_) {
+    store::Mount::Backing& backing = opened.backing;
+    if (backing.disk) {
+      if (armed("store_mid_slot_write")) backing.disk = std::make_unique<FaultDisk>(std::move(backing.disk));
+      auto pool = store::IoPool::create(daemon.loop(), *backing.disk,
+                                        {.mode = config_.io,
+                                         .threads = config_.io_threads,
+                                         .queue_max = store::Server::io_queue_max(options),
+                                         .name = "store-" + std::to_string(volumes.size())});
+      if (!pool) return pool.error().in("store.io");
+      if ((*pool)->refused() && config_.io == store::IoMode::automatic) {
+        log_info("store", "no io_uring here: threads wait for the disk",
+                 {{"path", backing.path}, {"error", *(*pool)->refused()}});
+      }
+      backing.pool = *std::move(pool);
+    }
+    direct_.push_back(opened.direct);
+    volumes.push_back(std::move(backing));
   }
-  server_ = std::make_unique<store::Server>(daemon.loop(), std::move(disk_), std::move(volume_),
-                                            *std::move(pool), plane_->fabric(), std::move(options),
-                                            std::move(hooks));
+  opened_.clear();
+  server_ = std::make_unique<store::Server>(daemon.loop(), std::move(volumes), plane_->fabric(),
+                                            std::move(options), std::move(hooks));
   register_metrics(daemon.metrics());
   watch_timer_ = std::make_unique<loop::Timer>(daemon.loop(), loop::TimerKind::liveness, "scrub-watch",
                                                [this] { scrub_tell(); });
@@ -325,19 +396,23 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_store_inventories_total", "Inventories that di-meta took to the end", c.inventories);
   counter("di_store_slots_dropped_total", "Slots whose header could not be read", c.slots_dropped);
   counter("di_store_columns_dropped_total", "Columns that were not what they had been", c.columns_dropped);
-  const store::Scrub::Counters& scrub = server_->scrub().counters();
-  counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", scrub.passes);
-  counter("di_store_scrub_columns_total", "Columns read by the scrub", scrub.columns);
-  counter("di_store_scrub_bytes_total", "Bytes read by the scrub", scrub.bytes);
-  const std::string_view bad = "Columns that the scrub found to be bad";
-  counter("di_store_scrub_bad_total", bad, scrub.corrupt, {{"code", "corrupt"}});
-  counter("di_store_scrub_bad_total", bad, scrub.unreadable, {{"code", "io"}});
-  counter("di_store_syncs_total", "Flushes with the tables written behind", c.syncs);
   metrics.histogram_from("di_store_read_us", "From kv_read to its last answer", server_->read_us());
   metrics.histogram_from("di_store_put_us", "From kv_put to its answer", server_->put_us());
+  metrics.gauge_from("di_store_io_pending", "Disk tasks queued or running",
+                     [this] { return static_cast<std::int64_t>(server_->io_pending()); });
+  metrics.held_from("reads", [this] { return static_cast<std::int64_t>(server_->transfers()); });
+  metrics.held_from("puts", [this] { return static_cast<std::int64_t>(server_->puts()); });
+  metrics.held_from("slots_reading",
+                    [this] { return static_cast<std::int64_t>(server_->slots_reading()); });
+  for (const auto& mount : server_->mounts()) register_metrics(metrics, *mount);
+}
+
+// Of one volume, with its number as a label.
+void StoreRole::register_metrics(daemon::Metrics& metrics, const store::Mount& mount) {
+  const daemon::Metrics::Label volume{"volume", std::to_string(mount.number())};
   const auto gauge = [&](std::string_view name, std::string_view help, auto member) {
     metrics.gauge_from(
-        name, help, [this, member] { return static_cast<std::int64_t>(server_->volume().stats().*member); });
+        name, help, [&mount, member] { return static_cast<std::int64_t>(mount.stats().*member); }, {volume});
   };
   using Stats = store::Volume::Stats;
   gauge("di_store_slots", "Live slots", &Stats::slots_live);
@@ -346,125 +421,205 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
   gauge("di_store_capacity_bytes", "Bytes of all segments", &Stats::bytes_total);
   gauge("di_store_slots_bad", "Slots not used any more because a write failed", &Stats::slots_bad);
   gauge("di_store_segments_open", "Segments whose headers a restart would read", &Stats::segments_open);
-  metrics.gauge_from("di_store_broken", "1 when a write of the tables failed and puts are refused",
-                     [this] { return server_->volume().broken() ? 1 : 0; });
-  metrics.gauge_from("di_store_disk_state", "0 in service, 1 avoided (slow or full), 2 failed",
-                     [this] { return static_cast<std::int64_t>(server_->disk_state()); });
-  const store::DiskFigures& disk = server_->disk_figures();
+  metrics.gauge_from(
+      "di_store_broken", "1 when a write of the tables failed and puts are refused",
+      [&mount] { return mount.reason() == "broken" ? 1 : 0; }, {volume});
+  metrics.gauge_from(
+      "di_store_disk_state", "0 in service, 1 avoided (slow or full), 2 failed",
+      [&mount] { return static_cast<std::int64_t>(mount.state()); }, {volume});
+  if (!mount.is_open()) return;
+  const auto counter = [&](std::string_view name, std::string_view help, const std::uint64_t& cell,
+                           daemon::Metrics::Labels labels = {}) {
+    labels.push_back(volume);
+    metrics.counter_from(
+        name, help, [&cell] { return cell; }, std::move(labels));
+  };
+  counter("di_store_syncs_total", "Flushes with the tables written behind", mount.syncs());
+  const store::Scrub::Counters& scrub = mount.scrub().counters();
+  counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", scrub.passes);
+  counter("di_store_scrub_columns_total", "Columns read by the scrub", scrub.columns);
+  counter("di_store_scrub_bytes_total", "Bytes read by the scrub", scrub.bytes);
+  const std::string_view bad = "Columns that the scrub found to be bad";
+  counter("di_store_scrub_bad_total", bad, scrub.corrupt, {{"code", "corrupt"}});
+  counter("di_store_scrub_bad_total", bad, scrub.unreadable, {{"code", "io"}});
+  const store::DiskFigures& disk = mount.pool().figures();
   const std::string_view errors = "Accesses to the disk that failed, and payloads that did not match";
   const auto disk_error = [&](std::string_view what, const std::atomic<std::uint64_t>& cell) {
     metrics.counter_from(
         "di_store_disk_errors_total", errors, [&cell] { return cell.load(std::memory_order_relaxed); },
-        {{"what", std::string(what)}});
+        {{"what", std::string(what)}, volume});
   };
   disk_error("read", disk.read_errors);
   disk_error("write", disk.write_errors);
   disk_error("no_space", disk.no_space);
   disk_error("corrupt", disk.corrupt);
-  metrics.histogram_from("di_store_disk_read_us", "One read of the disk", disk.read_us);
-  metrics.histogram_from("di_store_disk_write_us", "One write of the disk", disk.write_us);
-  metrics.gauge_from("di_store_io_pending", "Disk tasks queued or running",
-                     [this] { return static_cast<std::int64_t>(server_->io_pending()); });
-  metrics.held_from("reads", [this] { return static_cast<std::int64_t>(server_->transfers()); });
-  metrics.held_from("puts", [this] { return static_cast<std::int64_t>(server_->puts()); });
-  // The scrub's is not somebody's.
-  metrics.held_from("slots_reading", [this] {
-    return static_cast<std::int64_t>(server_->volume().stats().reading) - (server_->scrub().reading() ? 1 : 0);
-  });
+  metrics.histogram_from("di_store_disk_read_us", "One read of the disk", disk.read_us, {volume});
+  metrics.histogram_from("di_store_disk_write_us", "One write of the disk", disk.write_us, {volume});
 }
 
-// A row a second, and the last one when the pass is over.
+// A row a second for each volume, and the last ones when all passes are over.
 void StoreRole::scrub_tell() {
-  const store::Scrub::Pass& pass = server_->scrub().pass();
   std::erase_if(watchers_, [&](Watcher& watcher) {
     if (!watcher.reply.wanted()) return true;
-    if (watcher.pass != pass.number) {
-      watcher.reply.fail(Error{Code::cancelled, 0, "another pass was asked for"});
-      return true;
+    std::vector<std::uint16_t> running;
+    for (const std::uint16_t number : watcher.running) {
+      const store::Scrub::Pass& pass = server_->mounts()[number]->scrub().pass();
+      if (watcher.passes[number] != pass.number) {
+        watcher.reply.fail(Error{Code::cancelled, 0, "another pass was asked for"});
+        return true;
+      }
+      daemon::Row row;
+      row.number("volume", number)
+          .number("pass", pass.number)
+          .text("state", pass.running ? "running" : "done")
+          .number("slots", pass.slots)
+          .number("slots_done", pass.slots_done)
+          .number("bytes_done", pass.bytes_done)
+          .number("corrupt", pass.corrupt)
+          .number("unreadable", pass.unreadable);
+      watcher.reply.row(row);
+      if (pass.running) running.push_back(number);
     }
-    daemon::Row row;
-    row.number("volume", store::Server::volume_number)
-        .number("pass", pass.number)
-        .text("state", pass.running ? "running" : "done")
-        .number("slots", pass.slots)
-        .number("slots_done", pass.slots_done)
-        .number("bytes_done", pass.bytes_done)
-        .number("corrupt", pass.corrupt)
-        .number("unreadable", pass.unreadable);
-    watcher.reply.row(row);
-    if (!pass.running) watcher.reply.end();
-    return !pass.running;
+    watcher.running = std::move(running);
+    if (watcher.running.empty()) watcher.reply.end();
+    return watcher.running.empty();
   });
   if (!watchers_.empty()) watch_timer_->start_after(seconds(1));
 }
 
 void StoreRole::ctl_scrub(daemon::Reply reply) {
-  server_->scrub().start();
-  watchers_.push_back({server_->scrub().pass().number, std::move(reply)});
+  std::vector<std::uint64_t> passes(server_->mounts().size());
+  std::vector<std::uint16_t> running;
+  for (const auto& mount : server_->mounts()) {
+    if (!mount->is_open()) continue;
+    mount->scrub().start();
+    passes[mount->number()] = mount->scrub().pass().number;
+    running.push_back(mount->number());
+  }
+  if (running.empty()) return reply.fail(Error{Code::io, 0, "no volume is open"});
+  watchers_.push_back({std::move(passes), std::move(running), std::move(reply)});
   scrub_tell();
 }
 
 void StoreRole::ctl_check(daemon::Reply reply) {
-  const Status begun = server_->check([reply](const store::Server::Check& found) mutable {
-    daemon::Row row;
-    row.number("volume", store::Server::volume_number)
-        .number("slots", found.slots)
-        .number("verified", found.verified)
-        .number("corrupt", found.corrupt)
-        .number("unreadable", found.unreadable)
-        .number("orphans", found.orphans)
-        .boolean("compared_with_di_meta", found.told);
-    reply.row(row);
+  const Status begun = server_->check([this, reply](const std::vector<store::Server::Check>& checks) mutable {
+    for (const store::Server::Check& found : checks) {
+      const store::Mount& mount = *server_->mounts()[found.volume];
+      daemon::Row row;
+      row.number("volume", found.volume)
+          .text("state", state_of(mount))
+          .number("slots", found.slots)
+          .number("verified", found.verified)
+          .number("corrupt", found.corrupt)
+          .number("unreadable", found.unreadable)
+          .number("orphans", found.orphans)
+          .boolean("compared_with_di_meta", found.told);
+      reply.row(row);
+    }
     reply.end();
   });
   if (!begun.ok()) reply.fail(begun.error());
+}
+
+std::string_view StoreRole::state_of(const store::Mount& mount) {
+  if (mount.state() == store::DiskState::good) return "up";
+  return mount.reason() == "broken" ? "broken" : store::disk_state_name(mount.state());
+}
+
+void StoreRole::ctl_volumes(daemon::Reply reply) {
+  for (const auto& mount : server_->mounts()) {
+    const store::Volume::Stats stats = mount->stats();
+    daemon::Row row;
+    row.text("place", daemon_->instance())
+        .number("volume", mount->number())
+        .text("path", mount->path())
+        .text("state", state_of(*mount))
+        .text("reason", mount->reason())
+        .number("columns", stats.slots_live)
+        .number("payload_bytes", stats.payload_bytes_live)
+        .number("used_bytes", stats.slot_bytes_live)
+        .number("capacity_bytes", stats.bytes_total)
+        .boolean("direct", direct_[mount->number()])
+        .number("segments", stats.segments)
+        .number("segments_bound", stats.segments_bound)
+        .number("segments_open", stats.segments_open)
+        .number("slots_bad", stats.slots_bad)
+        .boolean("scrubbing", mount->is_open() && mount->scrub().pass().running)
+        .number("epoch", stats.epoch);
+    reply.row(row);
+  }
+  reply.end();
+}
+
+// One row for the whole node: up as long as one volume takes columns.
+void StoreRole::ctl_kv(daemon::Reply reply) {
+  store::Volume::Stats sum;
+  const store::Mount* shown = server_->mounts().front().get();  // whose state is that of the node
+  std::size_t out = 0;
+  bool scrubbing = false;
+  for (const auto& mount : server_->mounts()) {
+    const store::Volume::Stats stats = mount->stats();
+    sum.slots_live += stats.slots_live;
+    sum.payload_bytes_live += stats.payload_bytes_live;
+    sum.slot_bytes_live += stats.slot_bytes_live;
+    sum.bytes_total += stats.bytes_total;
+    sum.segments += stats.segments;
+    sum.segments_bound += stats.segments_bound;
+    sum.segments_open += stats.segments_open;
+    sum.slots_bad += stats.slots_bad;
+    scrubbing = scrubbing || (mount->is_open() && mount->scrub().pass().running);
+    if (mount->state() == store::DiskState::good) {
+      shown = mount.get();
+    } else {
+      ++out;
+    }
+  }
+  daemon::Row row;
+  row.text("place", daemon_->instance())
+      .text("tier", "store")
+      .text("state", state_of(*shown))
+      .text("reason", shown->reason())
+      .number("volumes", server_->mounts().size())
+      .number("volumes_out", out)
+      .number("slots", sum.slots_live)
+      .number("payload_bytes", sum.payload_bytes_live)
+      .number("slot_bytes", sum.slot_bytes_live)
+      .number("capacity_bytes", sum.bytes_total)
+      .number("segments", sum.segments)
+      .number("segments_bound", sum.segments_bound)
+      .number("segments_open", sum.segments_open)
+      .number("slots_bad", sum.slots_bad)
+      .number("reads", server_->transfers())
+      .number("puts", server_->puts())
+      .number("arenas", server_->arenas())
+      .boolean("inventory", server_->inventory_running())
+      .boolean("scrubbing", scrubbing);
+  reply.row(row);
+  reply.end();
 }
 
 bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
   if (!server_) return false;
   if (words == std::vector<std::string>{"kv", "scrub"}) return ctl_scrub(std::move(reply)), true;
   if (words == std::vector<std::string>{"kv", "fsck"}) return ctl_check(std::move(reply)), true;
-  if (words != std::vector<std::string>{"show", "kv"}) return false;
-  const store::Volume::Stats stats = server_->volume().stats();
-  daemon::Row row;
-  row.text("place", daemon_->instance())
-      .text("tier", "store")
-      .text("state", server_->volume().broken()                            ? "broken"
-                     : server_->disk_state() == store::DiskState::good ? "up"
-                                                                       : store::disk_state_name(server_->disk_state()))
-      .text("reason", server_->disk_reason())
-      .number("volume", store::Server::volume_number)
-      .text("path", config_.path)
-      .boolean("direct", direct_)
-      .number("slots", stats.slots_live)
-      .number("payload_bytes", stats.payload_bytes_live)
-      .number("slot_bytes", stats.slot_bytes_live)
-      .number("capacity_bytes", stats.bytes_total)
-      .number("segments", stats.segments)
-      .number("segments_bound", stats.segments_bound)
-      .number("segments_open", stats.segments_open)
-      .number("slots_bad", stats.slots_bad)
-      .number("reads", server_->transfers())
-      .number("puts", server_->puts())
-      .number("arenas", server_->arenas())
-      .boolean("inventory", server_->inventory_running())
-      .boolean("scrubbing", server_->scrub().pass().running)
-      .number("epoch", stats.epoch);
-  reply.row(row);
-  reply.end();
-  return true;
+  if (words == std::vector<std::string>{"show", "volumes"}) return ctl_volumes(std::move(reply)), true;
+  if (words == std::vector<std::string>{"show", "kv"}) return ctl_kv(std::move(reply)), true;
+  return false;
 }
 
 void StoreRole::on_dump() {
   if (!server_) return;
-  const store::Volume::Stats stats = server_->volume().stats();
   log_info("store", "state",
-           {{"slots", stats.slots_live},
-            {"bytes", stats.payload_bytes_live},
-            {"segments_open", stats.segments_open},
-            {"reads", server_->transfers()},
-            {"puts", server_->puts()},
-            {"arenas", server_->arenas()}});
+           {{"reads", server_->transfers()}, {"puts", server_->puts()}, {"arenas", server_->arenas()}});
+  for (const auto& mount : server_->mounts()) {
+    const store::Volume::Stats stats = mount->stats();
+    log_info("store", "volume",
+             {{"path", mount->path()},
+              {"state", state_of(*mount)},
+              {"slots", stats.slots_live},
+              {"bytes", stats.payload_bytes_live},
+              {"segments_open", stats.segments_open}});
+  }
 }
 
 }  // namespace di::kvd

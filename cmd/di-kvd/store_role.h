@@ -1,4 +1,4 @@
-// cmd/di-kvd/store_role.h: di-kvd as the keeper of a volume, around store/server.h.
+// cmd/di-kvd/store_role.h: di-kvd as the keeper of volumes, around store/server.h.
 //
 // Owner: the loop thread.  Serves the host di-kvds (kv_read, kv_put) and di-meta (inventory, kv_free).
 #pragma once
@@ -18,7 +18,8 @@ namespace di::kvd {
 enum class Durability : std::uint8_t { standard, strict };
 
 struct StoreConfig {
-  std::string path;
+  std::string path;                  // of the only volume
+  std::vector<std::string> volumes;  // or of all of them
   std::uint64_t capacity_bytes = 0;
   std::uint64_t segment_bytes = 0;
   bool prewrite = false;
@@ -35,7 +36,7 @@ class StoreRole final : public daemon::Program {
  public:
   StoreRole(StoreConfig config, DataConfig data) : config_(std::move(config)), data_config_(std::move(data)) {}
 
-  // Opens the volume, or makes it when there is none.
+  // Opens the volumes, or makes those that are not there.
   Status on_prepare(daemon::Daemon& daemon) override;
   Status on_start(daemon::Daemon& daemon) override;
   void on_stop(daemon::Daemon& daemon) override;
@@ -43,29 +44,38 @@ class StoreRole final : public daemon::Program {
   void on_dump() override;
 
  private:
-  Result<store::DiskFile> make_volume() const;
-  Status make_on_device(store::Disk& disk) const;
+  struct Opened {
+    store::Mount::Backing backing;
+    bool direct = false;
+  };
+  Result<Opened> open_volume(const std::string& path) const;
+  Result<store::DiskFile> make_volume(const std::string& path) const;
+  Status make_on_device(const std::string& path, store::Disk& disk) const;
   Status format(store::Disk& disk) const;
   void register_metrics(daemon::Metrics& metrics);
+  static void register_metrics(daemon::Metrics& metrics, const store::Mount& mount);
+  [[nodiscard]] static std::string_view state_of(const store::Mount& mount);
   void peer_up(const net::Member& member);
   void peer_lost(net::PeerId id);
   void deliver(const net::Incoming& in);
   void put_written(std::function<void()> answer);
   void ctl_scrub(daemon::Reply reply);
   void ctl_check(daemon::Reply reply);
+  void ctl_volumes(daemon::Reply reply);
+  void ctl_kv(daemon::Reply reply);
   void scrub_tell();
 
   StoreConfig config_;
   DataConfig data_config_;
   daemon::Daemon* daemon_ = nullptr;
-  bool direct_ = false;
-  std::unique_ptr<store::Disk> disk_;      // until on_start
-  std::unique_ptr<store::Volume> volume_;  // until on_start
+  std::vector<Opened> opened_;  // until on_start
+  std::vector<bool> direct_;    // by volume
   std::unordered_map<net::PeerId, net::Member> peers_;
   std::vector<std::unique_ptr<loop::Timer>> delayed_;  // answers held back by a fault point
-  // Who watches a pass of the scrub, and which; bounded by control_callers_max.
+  // Who watches passes of the scrub, and which; bounded by control_callers_max.
   struct Watcher {
-    std::uint64_t pass = 0;
+    std::vector<std::uint64_t> passes;   // by volume
+    std::vector<std::uint16_t> running;  // volumes that are not through
     daemon::Reply reply;
   };
   std::vector<Watcher> watchers_;

@@ -387,10 +387,11 @@ void Params::list(std::string_view path, std::vector<std::string>& to, ListOptio
   Row& row = add(path, Type::list);
   row.reloadable = options.reloadable;
   row.help = options.help;
-  row.set = [&to](const Value& value) -> Status {
+  row.set = [&to, check = options.check](const Value& value) -> Status {
     const auto* given = std::get_if<std::vector<std::string>>(&value);
     if (given == nullptr) return want("a list of strings", value);
     if (given->size() > list_max) return invalid("more than " + std::to_string(list_max) + " items");
+    if (check) DI_TRY(check(*given));
     to = *given;
     return {};
   };

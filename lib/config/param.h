@@ -108,6 +108,7 @@ struct StringOptions {
 struct ListOptions {
   std::vector<std::string> def = {};
   bool reloadable = false;
+  std::function<Status(const std::vector<std::string>&)> check = {};  // a further condition
   std::string_view help = {};
 };
 template <class E>

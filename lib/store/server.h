@@ -1,7 +1,7 @@
 // store/server.h: what a store daemon does with messages: reads into arenas, puts from arenas, frees and
 // the inventory.
 //
-// Owner: loop thread; disk work is on the thread of its IoPool.  Messages come and go as
+// Owner: loop thread; disk work is on the threads of the volumes' IoPools.  Messages come and go as
 // wire::Envelope; the shell (cmd/di-kvd) is the network.  A host's arena is mapped over its socket
 // (transfer/shm.h) when the host comes up; what arrives before it is mapped waits.  A host on another
 // machine is reached through the fabric: a read goes to a buffer and from there, segment by segment, into
@@ -16,11 +16,14 @@
 // Durability: by default a put is acknowledged after its write and the volume is flushed every
 // `flush_every`; with `strict` it is acknowledged after the flush.
 //
-// A disk that fails, is slow or is full (store/health.h) takes itself out of service: puts are refused, reads go
-// on as long as they succeed, and di-meta hears of it.
+// A node has several volumes, numbered in their order; a message names the one that it is for, and di-meta
+// chooses.  Each is a store/mount.h, which a transfer carries.  One that fails, is slow or is full is out of
+// service alone, and di-meta hears of it.  A free names none: the column is looked for in all of them.
 //
-// Bounds: transfers_max reads and puts_max puts at a time, of them remote_max with a buffer of a page,
-// above that `busy`; one inventory part.
+// server_remote.cpp has what goes through the fabric, server_inventory.cpp the inventory.
+//
+// Bounds: volumes_max volumes; transfers_max reads and puts_max puts at a time, of them remote_max with a
+// buffer of a page, above that `busy`; one inventory part.
 #pragma once
 
 #include <algorithm>
@@ -40,9 +43,9 @@
 #include "base/result.h"
 #include "kv/arena.h"
 #include "loop/loop.h"
-#include "store/health.h"
 #include "store/io.h"
-#include "store/scrub.h"
+#include "store/mount.h"
+#include "store/places.h"
 #include "store/volume.h"
 #include "transfer/fabric.h"
 #include "transfer/shm.h"
@@ -70,7 +73,6 @@ struct ServerCounters {
   std::uint64_t inventories = 0;      // finished
   std::uint64_t slots_dropped = 0;    // wrong headers found by an inventory
   std::uint64_t columns_dropped = 0;  // by reads, inventories and scrubs: not what they were
-  std::uint64_t syncs = 0;
   std::uint64_t malformed = 0;
 };
 
@@ -80,7 +82,7 @@ class Server {
   static constexpr std::size_t inventory_part_max = 1024;
   // A part that is not acknowledged in this time: the inventory starts over.
   static constexpr Duration inventory_wait = seconds(10);
-  static constexpr std::uint16_t volume_number = 0;
+  static constexpr std::size_t volumes_max = 256;  // as many as di-meta takes from one node
   static constexpr std::size_t checks_max = 8;  // that wait
   // Puts during one inventory; it starts over with more.
   static constexpr std::size_t inventory_fresh_max = 65536;
@@ -103,11 +105,12 @@ class Server {
     std::function<void(std::function<void()> answer)> put_written = {};
     // The scrubber moved.  May be null.
     std::function<void()> scrub_beat = {};
-    // The disk was looked at, and has not failed.  May be null.
+    // A disk was looked at, and has not failed.  May be null.
     std::function<void()> disk_beat = {};
   };
-  // What a look at every slot's header found.
+  // What a look at every slot's header found in one volume.
   struct Check {
+    std::uint16_t volume = 0;
     std::uint64_t slots = 0;
     std::uint64_t verified = 0;    // every byte was compared since the volume was opened
     std::uint64_t corrupt = 0;     // headers that were not what they should be; dropped
@@ -116,15 +119,15 @@ class Server {
     bool told = false;             // di-meta was there to be asked
   };
 
-  // What the queue of the disk must have room for, so that queueing never fails: everything that may be
+  // What the queue of a disk must have room for, so that queueing never fails: everything that may be
   // asked for at once, and an inventory part.
   [[nodiscard]] static std::size_t io_queue_max(const Options& options) {
     return std::max(options.transfers_max, options.puts_max) + 8;
   }
 
   // `fabric` outlives the server; null: hosts on other machines are refused.
-  Server(loop::Loop& loop, std::unique_ptr<Disk> disk, std::unique_ptr<Volume> volume,
-         std::unique_ptr<IoPool> pool, transfer::Fabric* fabric, Options options, Hooks hooks);
+  Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::Fabric* fabric, Options options,
+         Hooks hooks);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -133,7 +136,7 @@ class Server {
   // Descriptors come with the members that serve a model; without one puts of its pages are refused.
   void learn_layout(const kv::Layout& layout);
 
-  // di-meta came (again): it gets the state of the volume, and the inventory.
+  // di-meta came (again): it gets the states of the volumes, and the inventory.
   void meta_up(const Peer& meta);
   void meta_lost(const Peer& meta);
   // `here`: on this machine, so that its arena can be mapped.
@@ -143,24 +146,22 @@ class Server {
   // The fabric is done with an operation of this server.
   void moved(transfer::OpId op, Code code);
 
-  // Goes through the headers of all slots, which is also an inventory.  Errors: busy.
-  Status check(std::function<void(const Check&)> done);
-  [[nodiscard]] Scrub& scrub() { return *scrub_; }
+  // Goes through the headers of all slots, which is also an inventory; `done` gets one for each volume.
+  // Errors: busy.
+  Status check(std::function<void(const std::vector<Check>&)> done);
 
   // Refuses new work, waits for what runs, writes everything behind, then calls `done`.
   void stop(std::function<void()> done);
 
   [[nodiscard]] const ServerCounters& counters() const { return counters_; }
-  [[nodiscard]] const Volume& volume() const { return *volume_; }
+  // By number.
+  [[nodiscard]] const std::vector<std::unique_ptr<Mount>>& mounts() const { return mounts_; }
   [[nodiscard]] std::size_t transfers() const { return transfers_.size(); }
   [[nodiscard]] std::size_t puts() const { return puts_; }
-  [[nodiscard]] std::size_t io_pending() const { return pool_->pending(); }
+  [[nodiscard]] std::size_t io_pending() const;
+  [[nodiscard]] std::uint64_t slots_reading() const;  // without those of scrubs
   [[nodiscard]] std::size_t arenas() const;
   [[nodiscard]] bool inventory_running() const { return inventory_ != nullptr; }
-  // Of the disk, and why it is not good.
-  [[nodiscard]] DiskState disk_state() const;
-  [[nodiscard]] std::string_view disk_reason() const;
-  [[nodiscard]] const DiskFigures& disk_figures() const { return pool_->figures(); }
   // From message to last answer, in microseconds.
   [[nodiscard]] const Histogram& read_us() const { return read_us_; }
   [[nodiscard]] const Histogram& put_us() const { return put_us_; }
@@ -183,18 +184,21 @@ class Server {
     std::shared_ptr<RemoteRead> remote;  // of a host on another machine
   };
   struct PutWork;
-  using Layouts = std::map<Key, std::shared_ptr<const kv::Layout>>;
-  class Places;
   struct Inventory {
+    struct Fresh {
+      std::uint16_t volume = 0;
+      std::uint64_t stripe = 0;
+      std::uint16_t column = 0;
+    };
     std::optional<Peer> meta;  // none: only a look
-    Check found;
-    std::vector<std::function<void(const Check&)>> waiting;
+    std::vector<Check> found;  // by volume
+    std::vector<std::function<void(const std::vector<Check>&)>> waiting;
     std::uint64_t cursor = 0;
+    std::uint16_t volume = 0;  // is listed from `from` on; behind the last one: all are listed
     SlotAddress from;
-    bool listed = false;  // to the end
     // Put since it began: they may lie where the list had been already, and what is not in an inventory is
     // lost for di-meta.
-    std::deque<std::pair<std::uint64_t, std::uint16_t>> fresh;
+    std::deque<Fresh> fresh;
     bool last = false;
     std::uint64_t number = 0;  // of this inventory: late results of another are dropped
   };
@@ -205,16 +209,28 @@ class Server {
   void unmap(Host& host);
   Host* host_of(const wire::Envelope& message);
   template <class M>
-  bool decode(const wire::Envelope& message, M& out);
+  bool decode(const wire::Envelope& message, M& out) {
+    wire::Decoded<M> decoded = message.as<M>();
+    if (!decoded) {
+      ++counters_.malformed;
+      return false;
+    }
+    out = std::move(*decoded);
+    return true;
+  }
   template <class M>
-  void send(const Peer& to, const M& message, const wire::Scope& scope = {});
+  void send(const Peer& to, const M& message, const wire::Scope& scope = {}) {
+    hooks_.send(wire::Envelope::make(to.instance, to.generation, scope, message));
+  }
+  // Null: there is none of that number.
+  [[nodiscard]] Mount* mount_of(std::uint16_t volume) const;
 
   void read(Host& host, const wire::Envelope& message);
   [[nodiscard]] bool is_page(std::uint32_t blocks, std::uint64_t bytes) const;
   [[nodiscard]] std::vector<std::uint32_t> segments_known(std::uint32_t blocks, const ColumnRead& job) const;
   [[nodiscard]] ColumnRead job_of(const wire::kv_read& want, const Read& read,
                                   const Transfer& transfer) const;
-  void read_ended(const TransferId& id, const Read& read, const ColumnEnd& end, bool by_disk);
+  void read_ended(const TransferId& id, Mount& mount, const Read& read, const ColumnEnd& end, bool by_disk);
   void refuse_read(const Peer& host, std::uint64_t transfer, Code code);
   void cancel(const Peer& host, std::uint64_t transfer);
   void put(Host& host, const wire::Envelope& message);
@@ -232,26 +248,17 @@ class Server {
   void put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code);
   void free(const wire::kv_free& message);
   void volumes_send();
-  // A column of the volume is not what it should be, or could not be read: di-meta hears of it.
-  void column_bad(std::uint64_t stripe, std::uint16_t column, Code code);
   void inventory_start();
   void inventory_next();
-  void inventory_read(std::uint64_t number, std::size_t listed, std::vector<Read> reads,
+  void inventory_read(std::uint64_t number, std::uint16_t volume, std::size_t listed, std::vector<Read> reads,
                       std::vector<Result<SlotHeader>> headers);
   void inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack);
   void inventory_go_on();
-  void sync_soon();
-  void sync_now();
-  void health_look();
-  // What a put is refused with while the disk is let alone; ok when it is not.
-  [[nodiscard]] Code put_refusal() const;
   void stop_when_idle();
 
   loop::Loop& loop_;
   Options options_;
   Hooks hooks_;
-  std::unique_ptr<Disk> disk_;
-  std::unique_ptr<Volume> volume_;
   transfer::Fabric* fabric_;
   std::map<transfer::OpId, std::function<void(Code)>> moving_;                  // bounded with remote_
   std::size_t remote_ = 0;                                                      // buffers in use
@@ -260,9 +267,6 @@ class Server {
   std::map<std::string, Host> hosts_;
   std::map<TransferId, Transfer> transfers_;
   std::size_t puts_ = 0;
-  std::vector<std::shared_ptr<PutWork>> unflushed_;  // strict: written, not flushed
-  std::vector<std::shared_ptr<PutWork>> flushing_;   // covered by the sync in progress
-  bool syncing_ = false;
   std::unique_ptr<Inventory> inventory_;
   std::uint64_t inventories_begun_ = 0;
   bool stopping_ = false;
@@ -270,14 +274,8 @@ class Server {
   ServerCounters counters_;
   Histogram read_us_;
   Histogram put_us_;
-  DiskHealth health_;
-  LastPercentile read_p99_;
-  LastPercentile write_p99_;
-  loop::Timer sync_timer_;
-  loop::Timer health_timer_;
   loop::Timer inventory_timer_;
-  std::unique_ptr<Scrub> scrub_;
-  std::unique_ptr<IoPool> pool_;  // last: its thread uses what is above
+  std::vector<std::unique_ptr<Mount>> mounts_;  // last: their threads use what is above
 };
 
 }  // namespace di::store

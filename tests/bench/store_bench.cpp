@@ -205,7 +205,7 @@ class Daemon {
     wire::kv_free free;
     free.stripes = stripes;
     server_->on_message(wire::Envelope::make("di-meta.0", 1, {}, free));
-    DI_ASSERT(loop_.run_until([this] { return server_->volume().clean(); }, seconds(60)));
+    DI_ASSERT(loop_.run_until([this] { return server_->mounts()[0]->volume().clean(); }, seconds(60)));
   }
   [[nodiscard]] const Server& server() const { return *server_; }
   [[nodiscard]] std::string_view io() const { return io_; }
@@ -224,8 +224,9 @@ class Daemon {
     auto pool = IoPool::create(loop_, *file->disk, {.queue_max = Server::io_queue_max(options)});
     DI_ASSERT(pool.ok());
     io_ = (*pool)->mode();
-    server_ = std::make_unique<Server>(loop_, std::move(file->disk), *std::move(volume), *std::move(pool), nullptr,
-                                       options,
+    std::vector<Mount::Backing> volumes;
+    volumes.push_back({volume_path_, std::move(file->disk), *std::move(volume), *std::move(pool)});
+    server_ = std::make_unique<Server>(loop_, std::move(volumes), nullptr, options,
                                        Server::Hooks{[this](const wire::Envelope& message) { answered(message); }, {}, {}});
     server_->learn_layout(layout_);
     server_->host_up(host_, true);
@@ -371,7 +372,7 @@ void columns_bench(const std::string& folder, int rounds, const std::string& onl
 
   Raw raw(volume);
   Raw raw_write(plain);
-  const std::uint64_t first = standard->server().volume().geometry().segments_offset;
+  const std::uint64_t first = standard->server().mounts()[0]->volume().geometry().segments_offset;
   std::vector<std::uint64_t> places;
   for (std::uint64_t i = 0; i < columns; ++i) places.push_back(first + i * payload_bytes);
   std::vector<std::uint64_t> write_places;

@@ -116,20 +116,49 @@ struct ServerTest : testing::Test {
     const std::function<void()>& before_read;
   };
   void start(Server::Options options = {}) {
-    auto volume = Volume::open(*disk);
-    ASSERT_TRUE(volume.ok()) << volume.error().message;
     options.self = {"di-kvd.store0", 9};
     options.run_dir = run_dir;
     if (!scrubs) options.scrub.interval = Duration{0};
-    auto borrowed = std::make_unique<Borrowed>(*disk, before_read);
-    auto pool = IoPool::create(loop, *borrowed, {.threads = 2, .queue_max = Server::io_queue_max(options)});
-    ASSERT_TRUE(pool.ok()) << pool.error().message;
+    std::vector<Mount::Backing> volumes;
+    for (MemoryDisk* each : disks()) {
+      auto borrowed = std::make_unique<Borrowed>(*each, before_read);
+      Mount::Backing backing;
+      backing.path = "volume" + std::to_string(volumes.size());
+      auto volume = Volume::open(*each);
+      if (!volume && may_be_refused) {
+        backing.refused = volume.error();
+        volumes.push_back(std::move(backing));
+        continue;
+      }
+      ASSERT_TRUE(volume.ok()) << volume.error().message;
+      auto pool = IoPool::create(loop, *borrowed, {.threads = 2, .queue_max = Server::io_queue_max(options)});
+      ASSERT_TRUE(pool.ok()) << pool.error().message;
+      backing.disk = std::move(borrowed);
+      backing.volume = *std::move(volume);
+      backing.pool = *std::move(pool);
+      volumes.push_back(std::move(backing));
+    }
     server = std::make_unique<Server>(
-        loop, std::move(borrowed), *std::move(volume), *std::move(pool), fabric.get(), options,
+        loop, std::move(volumes), fabric.get(), options,
         Server::Hooks{[this](const wire::Envelope& message) { sent.push_back(message); }, mid_segment,
-                      put_written, [this] { ++beats; }});
+                      put_written, [this] { ++beats; }, [this] { ++looks; }});
     server->learn_layout(layout);
   }
+  // Volume 0, and what add_volumes() made.
+  std::vector<MemoryDisk*> disks() {
+    std::vector<MemoryDisk*> all{disk};
+    for (const auto& one : more_disks) all.push_back(one.get());
+    return all;
+  }
+  void add_volumes(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      more_disks.push_back(std::make_unique<MemoryDisk>(24 * mib));
+      Uuid uuid{};
+      uuid[0] = static_cast<std::byte>(i + 1);
+      EXPECT_TRUE(Volume::format(*more_disks.back(), {4 * mib, uuid}).ok());
+    }
+  }
+  Mount& mount(std::size_t number = 0) { return *server->mounts().at(number); }
   // With everything written behind before, so that no slot is read when the volume is opened.
   void restart() {
     bool stopped = false;
@@ -288,6 +317,16 @@ struct ServerTest : testing::Test {
     EXPECT_TRUE(until([&] { return got<wire::kv_put_done>().size() > before; }));
     return static_cast<Code>(got<wire::kv_put_done>().back().code);
   }
+  Code put_to(std::uint16_t volume, std::uint64_t stripe, std::uint32_t blocks) {
+    const std::size_t before = got<wire::kv_put_done>().size();
+    const wire::SlotRef ref = sealed_page(stripe, blocks);
+    wire::kv_put want = put_of(stripe, blocks, ref);
+    want.volume = volume;
+    say(host, want);
+    EXPECT_TRUE(until([&] { return got<wire::kv_put_done>().size() > before; }));
+    give_back(ref);
+    return static_cast<Code>(got<wire::kv_put_done>().back().code);
+  }
   wire::kv_read read_of(std::uint64_t transfer, std::uint64_t stripe, const wire::SlotRef& ref) {
     wire::kv_read read;
     read.transfer = transfer;
@@ -324,6 +363,8 @@ struct ServerTest : testing::Test {
   Peer meta{"di-meta.0", 2};
   std::unique_ptr<Disk> keeper;
   MemoryDisk* disk = nullptr;
+  std::vector<std::unique_ptr<MemoryDisk>> more_disks;
+  bool may_be_refused = false;
   std::unique_ptr<kv::ArenaOwner> owner;
   std::optional<kv::SlotPool> slots;
   std::unique_ptr<transfer::ShmServer> arena_socket;
@@ -335,6 +376,7 @@ struct ServerTest : testing::Test {
   std::unique_ptr<Server> server;
   int detached = 0;
   int beats = 0;
+  std::uint64_t looks = 0;  // at disks that have not failed
   bool scrubs = false;
 };
 
@@ -359,7 +401,7 @@ TEST_F(ServerTest, page_goes_to_the_volume_and_comes_back_in_order) {
   EXPECT_EQ(server->puts(), 0u);
   EXPECT_EQ(server->counters().reads, 3u);
   EXPECT_EQ(server->counters().puts, 3u);
-  EXPECT_EQ(server->volume().stats().reading, 0u);
+  EXPECT_EQ(mount().volume().stats().reading, 0u);
 }
 
 TEST_F(ServerTest, read_starts_at_the_group_asked_for) {
@@ -397,7 +439,7 @@ TEST_F(ServerTest, damaged_segment_ends_the_first_read_behind_the_good_ones) {
   start_with_host();
   ASSERT_EQ(put(1, 8), Code::ok);
   ASSERT_EQ(put(2, 8), Code::ok);
-  const std::uint64_t slot = server->volume().geometry().segment_offset(0);
+  const std::uint64_t slot = mount().volume().geometry().segment_offset(0);
   restart();
   server->host_up(host, true);
   ASSERT_EQ(read(5, 2, take(8, kv::SlotState::filling)).back().code, 0u);
@@ -410,7 +452,7 @@ TEST_F(ServerTest, damaged_segment_ends_the_first_read_behind_the_good_ones) {
   EXPECT_EQ(answers.back().code, static_cast<std::uint16_t>(Code::corrupt));
   EXPECT_EQ(server->counters().reads_corrupt, 1u);
   // The header of one that was compared is left alone: the host has the checksums of its plan.
-  disk->flip_bit(server->volume().geometry().segment_offset(0) +
+  disk->flip_bit(mount().volume().geometry().segment_offset(0) +
                      slot_class_of(layout, layout.page_bytes(8)).slot_bytes + 100,
                  0);
   const std::uint64_t reads = disk->reads;
@@ -519,7 +561,7 @@ TEST_F(ServerTest, loss_of_a_host_ends_its_transfers_without_answers) {
   server->host_lost(host);
   gate.set_value();
   ASSERT_TRUE(until([&] { return server->transfers() == 0; }));
-  EXPECT_EQ(server->volume().stats().reading, 0u);
+  EXPECT_EQ(mount().volume().stats().reading, 0u);
   for (const auto& done : got<wire::kv_read_done>()) EXPECT_EQ(done.code, 0u);
   EXPECT_TRUE(got<wire::kv_read_cancelled>().empty());
 }
@@ -596,7 +638,7 @@ TEST_F(ServerTest, strict_put_is_acknowledged_after_a_flush) {
   EXPECT_GT(disk->flushes, flushes);
   Rng rng(1);
   // The power goes at once: what was acknowledged is there.
-  ASSERT_TRUE(until([&] { return server->volume().clean(); }));
+  ASSERT_TRUE(until([&] { return mount().volume().clean(); }));
   server.reset();
   disk->power_loss(rng);
   auto volume = Volume::open(*disk);
@@ -613,7 +655,7 @@ TEST_F(ServerTest, strict_put_fails_when_the_flush_does) {
   ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
   disk->fail_flush = true;
   EXPECT_EQ(put(1, 8), Code::io);
-  EXPECT_TRUE(server->volume().broken());
+  EXPECT_TRUE(mount().volume().broken());
   EXPECT_EQ(put(2, 8), Code::io);
 }
 
@@ -624,7 +666,7 @@ TEST_F(ServerTest, answer_to_a_put_goes_through_the_fault_point) {
   say(host, put_of(1, 2, sealed_page(1, 2)));
   ASSERT_TRUE(until([&] { return held != nullptr; }));
   EXPECT_TRUE(got<wire::kv_put_done>().empty());
-  EXPECT_EQ(server->volume().stats().slots_live, 1u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 1u);
   held();
   EXPECT_EQ(got<wire::kv_put_done>().size(), 1u);
 }
@@ -650,7 +692,7 @@ TEST_F(ServerTest, inventory_tells_what_is_there_and_frees_what_nobody_knows) {
   say(meta, wire::meta_inventory_ack{0, {2}});
   EXPECT_FALSE(server->inventory_running());
   EXPECT_EQ(server->counters().columns_freed, 1u);
-  EXPECT_EQ(server->volume().stats().slots_live, 2u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 2u);
 }
 
 // di-meta takes what an inventory does not show for lost.
@@ -694,13 +736,13 @@ TEST_F(ServerTest, slot_without_a_good_header_is_dropped_by_the_inventory) {
   start_with_host();
   ASSERT_EQ(put(1, 2), Code::ok);
   ASSERT_EQ(put(2, 2), Code::ok);
-  disk->flip_bit(server->volume().geometry().segment_offset(0) + 100, 0);
+  disk->flip_bit(mount().volume().geometry().segment_offset(0) + 100, 0);
   server->meta_up(meta);
   ASSERT_TRUE(until([&] { return !got<wire::meta_inventory>().empty(); }));
   ASSERT_EQ(got<wire::meta_inventory>()[0].shards.size(), 1u);
   EXPECT_EQ(got<wire::meta_inventory>()[0].shards[0].stripe, 2u);
   EXPECT_EQ(server->counters().slots_dropped, 1u);
-  EXPECT_EQ(server->volume().stats().slots_live, 1u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 1u);
 }
 
 // Reads that fail are counted where they fail; the look that finds too many of them takes the disk out of service.
@@ -708,15 +750,15 @@ TEST_F(ServerTest, failing_disk_takes_no_more_puts_and_tells_di_meta) {
   start_with_host();
   server->meta_up(meta);
   ASSERT_EQ(put(1, 2), Code::ok);
-  EXPECT_EQ(server->disk_state(), DiskState::good);
+  EXPECT_EQ(mount().state(), DiskState::good);
   const std::size_t told = got<wire::meta_volumes>().size();
   for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
     disk->fail_read_in = 0;
     EXPECT_EQ(read(10 + i, 1, take(2, kv::SlotState::filling)).back().code, static_cast<std::uint16_t>(Code::io));
   }
   disk->fail_read_in.reset();
-  ASSERT_TRUE(until([&] { return server->disk_state() == DiskState::failed; }));
-  EXPECT_EQ(server->disk_reason(), "errors");
+  ASSERT_TRUE(until([&] { return mount().state() == DiskState::failed; }));
+  EXPECT_EQ(mount().reason(), "errors");
   ASSERT_GT(got<wire::meta_volumes>().size(), told);
   EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(0).state, 2u);
   EXPECT_EQ(put(2, 2), Code::io);
@@ -728,7 +770,7 @@ TEST_F(ServerTest, put_that_found_no_room_on_the_disk_leaves_its_slot_usable) {
   ASSERT_EQ(put(1, 2), Code::ok);
   disk->full = true;
   EXPECT_EQ(put(2, 2), Code::no_space);
-  EXPECT_EQ(server->volume().stats().slots_bad, 0u);
+  EXPECT_EQ(mount().volume().stats().slots_bad, 0u);
 }
 
 TEST_F(ServerTest, stop_writes_everything_behind) {
@@ -738,12 +780,168 @@ TEST_F(ServerTest, stop_writes_everything_behind) {
   server->stop([&] { stopped = true; });
   EXPECT_EQ(put(6, 2), Code::busy);
   ASSERT_TRUE(until([&] { return stopped; }));
-  EXPECT_TRUE(server->volume().clean());
+  EXPECT_TRUE(mount().volume().clean());
   server.reset();
   auto volume = Volume::open(*disk);
   ASSERT_TRUE(volume.ok());
   EXPECT_EQ((*volume)->stats().recovered_by_header, 0u);
   EXPECT_EQ((*volume)->stats().slots_live, 5u);
+}
+
+// ---- several volumes
+
+TEST_F(ServerTest, message_goes_to_the_volume_that_it_names) {
+  add_volumes(2);
+  start_with_host();
+  server->meta_up(meta);
+  for (std::uint16_t volume = 0; volume < 3; ++volume) ASSERT_EQ(put_to(volume, 1 + volume, 2), Code::ok);
+  EXPECT_EQ(put_to(3, 9, 2), Code::not_found);
+  for (std::uint16_t volume = 0; volume < 3; ++volume) {
+    EXPECT_EQ(mount(volume).stats().slots_live, 1u);
+    const wire::SlotRef target = take(2, kv::SlotState::filling);
+    wire::kv_read want = read_of(10 + volume, 1 + volume, target);
+    want.volume = volume;
+    EXPECT_EQ(answers_to(want).back().code, 0u);
+    EXPECT_TRUE(std::ranges::equal(bytes_of(target), payload_of(layout, 1 + volume, 2)));
+    want.transfer += 10;
+    want.volume = static_cast<std::uint16_t>((volume + 1) % 3);
+    EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::not_found));
+  }
+  const std::vector<wire::VolumeState> told = got<wire::meta_volumes>().back().volumes;
+  ASSERT_EQ(told.size(), 3u);
+  for (std::uint16_t volume = 0; volume < 3; ++volume) {
+    EXPECT_EQ(told[volume].volume, volume);
+    EXPECT_EQ(told[volume].state, 0u);
+    EXPECT_GT(told[volume].bytes_total, 0u);
+  }
+  // A free names no volume.
+  say(meta, wire::kv_free{{1, 2, 3}, {}});
+  for (std::uint16_t volume = 0; volume < 3; ++volume) EXPECT_EQ(mount(volume).stats().slots_live, 0u);
+}
+
+TEST_F(ServerTest, inventory_goes_through_all_volumes) {
+  add_volumes(2);
+  start_with_host();
+  // The one in the middle is empty.
+  for (std::uint64_t stripe = 1; stripe <= 3; ++stripe) ASSERT_EQ(put_to(0, stripe, 1), Code::ok);
+  for (std::uint64_t stripe = 4; stripe <= 5; ++stripe) ASSERT_EQ(put_to(2, stripe, 1), Code::ok);
+  server->meta_up(meta);
+  std::map<std::uint64_t, std::uint16_t> volume_of;
+  std::size_t parts = 0;
+  while (server->inventory_running()) {
+    ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() > parts; }));
+    const wire::meta_inventory part = got<wire::meta_inventory>().back();
+    EXPECT_EQ(part.cursor, parts++);
+    for (const wire::ShardRecord& shard : part.shards) volume_of[shard.stripe] = shard.volume;
+    EXPECT_EQ(part.last, volume_of.size() == 6);
+    // While it runs another column comes, where the list has been already.
+    if (parts == 1) {
+      ASSERT_EQ(put_to(0, 6, 1), Code::ok);
+    }
+    wire::meta_inventory_ack ack;
+    ack.cursor = part.cursor;
+    say(meta, ack);
+  }
+  const std::map<std::uint64_t, std::uint16_t> expected{{1, 0}, {2, 0}, {3, 0}, {4, 2}, {5, 2}, {6, 0}};
+  EXPECT_EQ(volume_of, expected);
+}
+
+TEST_F(ServerTest, failed_volume_is_out_of_service_alone) {
+  add_volumes(1);
+  start_with_host();
+  server->meta_up(meta);
+  ASSERT_EQ(put_to(0, 1, 2), Code::ok);
+  ASSERT_EQ(put_to(1, 2, 2), Code::ok);
+  for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
+    more_disks[0]->fail_read_in = 0;
+    wire::kv_read want = read_of(10 + i, 2, take(2, kv::SlotState::filling));
+    want.volume = 1;
+    EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::io));
+  }
+  more_disks[0]->fail_read_in.reset();
+  ASSERT_TRUE(until([&] { return mount(1).state() == DiskState::failed; }));
+  EXPECT_EQ(mount(0).state(), DiskState::good);
+  const std::vector<wire::VolumeState> told = got<wire::meta_volumes>().back().volumes;
+  EXPECT_EQ(told.at(0).state, 0u);
+  EXPECT_EQ(told.at(1).state, 2u);
+  EXPECT_EQ(put_to(1, 3, 2), Code::io);
+  EXPECT_EQ(put_to(0, 3, 2), Code::ok);
+  EXPECT_EQ(read(99, 1, take(2, kv::SlotState::filling)).back().code, 0u);
+  // The node is alive as long as one of its disks is.
+  const std::uint64_t before = looks;
+  ASSERT_TRUE(until([&] { return looks > before; }));
+}
+
+TEST_F(ServerTest, full_volume_refuses_and_the_other_one_takes) {
+  add_volumes(1);
+  start_with_host();
+  disk->full = true;
+  EXPECT_EQ(put_to(0, 1, 2), Code::no_space);
+  EXPECT_EQ(put_to(1, 1, 2), Code::ok);
+  EXPECT_EQ(mount(1).stats().slots_live, 1u);
+}
+
+TEST_F(ServerTest, failed_flush_of_one_volume_fails_only_its_puts) {
+  add_volumes(1);
+  listen();
+  Server::Options options;
+  options.strict = true;
+  start(options);
+  server->host_up(host, true);
+  ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+  disk->fail_flush = true;
+  EXPECT_EQ(put_to(0, 1, 2), Code::io);
+  EXPECT_TRUE(mount(0).volume().broken());
+  EXPECT_EQ(put_to(1, 1, 2), Code::ok);
+  EXPECT_FALSE(mount(1).volume().broken());
+}
+
+TEST_F(ServerTest, volume_that_could_not_be_opened_does_not_hold_up_the_others) {
+  add_volumes(2);
+  // The last one and the one in the middle have nothing that could be a volume.
+  more_disks[0]->set_image(Bytes(24 * mib));
+  more_disks[1]->set_image(Bytes(24 * mib));
+  may_be_refused = true;
+  start_with_host();
+  EXPECT_FALSE(mount(1).is_open());
+  EXPECT_EQ(put_to(1, 1, 2), Code::io);
+  EXPECT_EQ(put_to(0, 1, 2), Code::ok);
+  server->meta_up(meta);
+  const std::vector<wire::VolumeState> told = got<wire::meta_volumes>().back().volumes;
+  ASSERT_EQ(told.size(), 3u);
+  EXPECT_EQ(told[0].state, 0u);
+  EXPECT_EQ(told[1].state, 2u);
+  EXPECT_EQ(told[1].bytes_total, 0u);
+  wire::kv_read want = read_of(5, 1, take(2, kv::SlotState::filling));
+  want.volume = 2;
+  EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::not_found));
+  std::optional<std::vector<Server::Check>> found;
+  ASSERT_TRUE(server->check([&](const std::vector<Server::Check>& checks) { found = checks; }).ok());
+  std::size_t parts = 0;
+  while (server->inventory_running()) {
+    ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() > parts; }));
+    wire::meta_inventory_ack ack;
+    ack.cursor = got<wire::meta_inventory>()[parts++].cursor;
+    say(meta, ack);
+  }
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->at(0).slots, 1u);
+  EXPECT_EQ(found->at(1).slots, 0u);
+  restart();
+  EXPECT_EQ(mount(0).stats().slots_live, 1u);
+}
+
+TEST_F(ServerTest, store_of_one_volume_that_could_not_be_opened_is_up_and_says_so) {
+  disk->set_image(Bytes(24 * mib));
+  may_be_refused = true;
+  start_with_host();
+  server->meta_up(meta);
+  EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(0).state, 2u);
+  EXPECT_EQ(put(1, 2), Code::io);
+  ASSERT_TRUE(until([&] { return !got<wire::meta_inventory>().empty(); }));
+  EXPECT_TRUE(got<wire::meta_inventory>().back().last);
+  EXPECT_EQ(looks, 0u);  // so that it is not ready
+  restart();
 }
 
 // ---- columns
@@ -772,7 +970,7 @@ TEST_F(ServerTest, columns_of_every_kind_go_to_the_volume_and_back_to_their_plac
     for (const wire::SlotRef& slot : stripe.slots) give_back(slot);
     expect_columns(stripe);
     say(meta, wire::kv_free{{number}, {}});
-    EXPECT_EQ(server->volume().stats().slots_live, 0u);
+    EXPECT_EQ(mount().volume().stats().slots_live, 0u);
   }
 }
 
@@ -804,7 +1002,7 @@ TEST_F(ServerTest, a_column_that_cannot_be_fetched_is_not_written) {
   for (const std::uint64_t piece : {0u, 2u, 3u}) {
     fabric->fail_in = piece;
     EXPECT_EQ(put(stripe, 4), Code::unreachable);
-    EXPECT_EQ(server->volume().stats().slots_live, 0u);
+    EXPECT_EQ(mount().volume().stats().slots_live, 0u);
     EXPECT_EQ(server->puts(), 0u);
   }
   EXPECT_EQ(put(stripe, 4), Code::ok);
@@ -833,7 +1031,7 @@ TEST_F(ServerTest, wrong_columns_are_not_put) {
   bad = good;
   bad.slots[4] = take(1, kv::SlotState::filling);  // too short for parity
   EXPECT_EQ(put(bad, 11), Code::stale);
-  EXPECT_EQ(server->volume().stats().slots_live, 2u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 2u);
 }
 
 TEST_F(ServerTest, di_meta_gets_the_volume_before_the_inventory_and_the_code_with_it) {
@@ -845,7 +1043,7 @@ TEST_F(ServerTest, di_meta_gets_the_volume_before_the_inventory_and_the_code_wit
   server->meta_up(meta);
   ASSERT_TRUE(until([&] { return !got<wire::meta_inventory>().empty(); }));
   ASSERT_EQ(sent.front().number, wire::meta_volumes::number);
-  const Volume::Stats stats = server->volume().stats();
+  const Volume::Stats stats = mount().volume().stats();
   const auto volumes = got<wire::meta_volumes>()[0].volumes;
   ASSERT_EQ(volumes.size(), 1u);
   EXPECT_EQ(volumes[0].state, 0u);
@@ -865,14 +1063,14 @@ TEST_F(ServerTest, one_column_of_a_stripe_can_be_freed) {
   for (const std::uint32_t column : {0u, 7u, 11u}) ASSERT_EQ(put(stripe, column), Code::ok);
   say(meta, wire::kv_free{{1, 1}, {7}});  // not one column for each stripe
   EXPECT_EQ(server->counters().malformed, 1u);
-  EXPECT_EQ(server->volume().stats().slots_live, 3u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 3u);
   say(meta, wire::kv_free{{1, 1}, {7, 8}});
-  EXPECT_EQ(server->volume().stats().slots_live, 2u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 2u);
   wire::kv_read want = read_of(1, 1, take(8, kv::SlotState::filling));
   want.column = 7;
   EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::not_found));
   say(meta, wire::kv_free{{1}, {}});
-  EXPECT_EQ(server->volume().stats().slots_live, 0u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 0u);
 }
 
 // Where the payload of the only column of its class begins.
@@ -887,7 +1085,7 @@ TEST_F(ServerTest, a_damaged_column_is_reported_and_dropped_by_whoever_reads_it)
   ASSERT_EQ(put(stripe, 10), Code::ok);
   ASSERT_EQ(put(stripe, 11), Code::ok);
   restart();  // so that payloads are compared
-  disk->flip_bit(payload_at(server->volume(), 0) + 5000, 3);
+  disk->flip_bit(payload_at(mount().volume(), 0) + 5000, 3);
   server->host_up(host, true);
   server->meta_up(meta);
   wire::kv_read want = read_of(1, 1, take(8, kv::SlotState::filling));
@@ -900,7 +1098,7 @@ TEST_F(ServerTest, a_damaged_column_is_reported_and_dropped_by_whoever_reads_it)
       {1 << 8, 10, static_cast<std::uint16_t>(Code::corrupt)}};
   EXPECT_EQ(got<wire::meta_read_failed>(), reports);
   EXPECT_EQ(server->counters().columns_dropped, 1u);
-  EXPECT_EQ(server->volume().stats().slots_live, 1u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 1u);
 }
 
 // ---- scrub and check
@@ -913,40 +1111,40 @@ TEST_F(ServerTest, scrub_reads_every_column_and_reports_the_damaged_one) {
     ASSERT_EQ(put(stripe, stripe.shape.stored_column(i)), Code::ok);
   }
   ASSERT_EQ(put(2, 8), Code::ok);
-  server->scrub().start();
-  ASSERT_TRUE(until([&] { return !server->scrub().pass().running; }));
-  EXPECT_EQ(server->scrub().pass().slots, 12u);
-  EXPECT_EQ(server->scrub().pass().slots_done, 12u);
-  EXPECT_EQ(server->scrub().pass().corrupt, 0u);
+  mount().scrub().start();
+  ASSERT_TRUE(until([&] { return !mount().scrub().pass().running; }));
+  EXPECT_EQ(mount().scrub().pass().slots, 12u);
+  EXPECT_EQ(mount().scrub().pass().slots_done, 12u);
+  EXPECT_EQ(mount().scrub().pass().corrupt, 0u);
   EXPECT_TRUE(got<wire::meta_read_failed>().empty());
   EXPECT_GT(beats, 12);
 
   // The second column in the first segment of its class; its header stays good.
   const SlotClass slot_class = slot_class_of(layout, stripe.shape.column_bytes(10));
-  disk->flip_bit(payload_at(server->volume(), 0) + slot_class.slot_bytes + 70000, 6);
-  server->scrub().start();
-  ASSERT_TRUE(until([&] { return !server->scrub().pass().running; }));
-  EXPECT_EQ(server->scrub().pass().number, 2u);
-  EXPECT_EQ(server->scrub().pass().slots_done, 12u);
-  EXPECT_EQ(server->scrub().pass().corrupt, 1u);
+  disk->flip_bit(payload_at(mount().volume(), 0) + slot_class.slot_bytes + 70000, 6);
+  mount().scrub().start();
+  ASSERT_TRUE(until([&] { return !mount().scrub().pass().running; }));
+  EXPECT_EQ(mount().scrub().pass().number, 2u);
+  EXPECT_EQ(mount().scrub().pass().slots_done, 12u);
+  EXPECT_EQ(mount().scrub().pass().corrupt, 1u);
   ASSERT_EQ(got<wire::meta_read_failed>().size(), 1u);
   EXPECT_EQ(got<wire::meta_read_failed>()[0].page >> 8, 1u);
-  EXPECT_EQ(server->volume().stats().slots_live, 11u);
-  EXPECT_EQ(server->volume().stats().reading, 0u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 11u);
+  EXPECT_EQ(mount().volume().stats().reading, 0u);
 
   // What cannot be read stays: the next reading may do better.
   disk->fail_read_in = 0;
-  server->scrub().start();
-  ASSERT_TRUE(until([&] { return !server->scrub().pass().running; }));
-  EXPECT_EQ(server->scrub().pass().unreadable, 0u);  // the second reading did
-  EXPECT_EQ(server->volume().stats().slots_live, 11u);
+  mount().scrub().start();
+  ASSERT_TRUE(until([&] { return !mount().scrub().pass().running; }));
+  EXPECT_EQ(mount().scrub().pass().unreadable, 0u);  // the second reading did
+  EXPECT_EQ(mount().volume().stats().slots_live, 11u);
 }
 
 TEST_F(ServerTest, check_counts_what_is_there_and_what_di_meta_does_not_know) {
   start_with_host();
   for (std::uint64_t stripe = 1; stripe <= 3; ++stripe) ASSERT_EQ(put(stripe, 2), Code::ok);
   std::optional<Server::Check> found;
-  ASSERT_TRUE(server->check([&](const Server::Check& check) { found = check; }).ok());
+  ASSERT_TRUE(server->check([&](const std::vector<Server::Check>& checks) { found = checks[0]; }).ok());
   ASSERT_TRUE(until([&] { return found.has_value(); }));
   EXPECT_EQ(found->slots, 3u);
   EXPECT_FALSE(found->told);
@@ -954,7 +1152,7 @@ TEST_F(ServerTest, check_counts_what_is_there_and_what_di_meta_does_not_know) {
 
   server->meta_up(meta);
   found.reset();
-  ASSERT_TRUE(server->check([&](const Server::Check& check) { found = check; }).ok());
+  ASSERT_TRUE(server->check([&](const std::vector<Server::Check>& checks) { found = checks[0]; }).ok());
   ASSERT_TRUE(until([&] { return !got<wire::meta_inventory>().empty(); }));
   say(meta, wire::meta_inventory_ack{0, {2}});
   ASSERT_TRUE(found.has_value());
@@ -962,15 +1160,15 @@ TEST_F(ServerTest, check_counts_what_is_there_and_what_di_meta_does_not_know) {
   EXPECT_EQ(found->orphans, 1u);
   EXPECT_TRUE(found->told);
 
-  disk->flip_bit(server->volume().geometry().segment_offset(0) + 100, 0);
+  disk->flip_bit(mount().volume().geometry().segment_offset(0) + 100, 0);
   found.reset();
-  ASSERT_TRUE(server->check([&](const Server::Check& check) { found = check; }).ok());
+  ASSERT_TRUE(server->check([&](const std::vector<Server::Check>& checks) { found = checks[0]; }).ok());
   // di-meta goes away meanwhile: the check goes on without it.
   server->meta_lost(meta);
   ASSERT_TRUE(until([&] { return found.has_value(); }));
   EXPECT_EQ(server->counters().slots_dropped, 1u);
   EXPECT_FALSE(found->told);
-  EXPECT_EQ(server->volume().stats().slots_live, 1u);
+  EXPECT_EQ(mount().volume().stats().slots_live, 1u);
 }
 
 }  // namespace

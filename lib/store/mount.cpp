@@ -1,0 +1,204 @@
+#include "store/mount.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace di::store {
+
+Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Options& options, Hooks hooks)
+    : number_(number),
+      path_(std::move(backing.path)),
+      options_(options),
+      hooks_(std::move(hooks)),
+      disk_(std::move(backing.disk)),
+      volume_(std::move(backing.volume)),
+      loop_(loop),
+      sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
+      health_timer_(loop, loop::TimerKind::liveness, "store-health", [this] { health_look(); }),
+      pool_(std::move(backing.pool)) {
+  DI_ASSERT(backing.refused.has_value() != (disk_ && volume_ && pool_));
+  if (!is_open()) return;
+  health_timer_.start_every(DiskHealth::interval);
+  // An open list left by a kill shrinks without waiting for the first put.
+  sync_soon();
+  const auto busy = [this] {
+    const Volume::Stats stats = volume_->stats();
+    return stats.reading > 0 || stats.writing > 0;
+  };
+  scrub_ = std::make_unique<Scrub>(
+      loop_, *volume_, *pool_, options_.scrub,
+      Scrub::Hooks{busy,
+                   [this](std::uint64_t stripe, std::uint16_t column, Code code) {
+                     column_bad(stripe, column, code);
+                   },
+                   [this] { hooks_.scrub_beat(); }, [this] { hooks_.ended(); }});
+}
+
+// ---- columns
+
+Result<Read> Mount::read_begin(std::uint64_t stripe, std::uint16_t column) {
+  if (!is_open()) return Error{Code::not_found, 0, "the volume is not open"};
+  return volume_->read_begin(stripe, column);
+}
+
+void Mount::put_end(const Put& put, const PutOutcome& outcome) {
+  const bool was_broken = volume_->broken();
+  volume_->put_end(put, outcome);
+  if (volume_->broken() && !was_broken) tell_broken(outcome.status.error());
+  sync_soon();
+}
+
+std::uint32_t Mount::free(std::uint64_t stripe, std::optional<std::uint16_t> column) {
+  if (!is_open()) return 0;
+  const std::uint32_t count = volume_->free(stripe, column);
+  sync_soon();
+  return count;
+}
+
+void Mount::column_bad(std::uint64_t stripe, std::uint16_t column, Code code) {
+  hooks_.bad(stripe, column, code);
+  if (code != Code::corrupt) return;
+  // Nobody will ever read it: its room is worth more.
+  hooks_.dropped(free(stripe, column));
+  log_warn("store", "dropped a column that is not what it was",
+           {{"path", path_}, {"stripe", stripe}, {"column", column}});
+}
+
+// ---- write behind
+
+void Mount::after_flush(std::function<void(Code)> then) {
+  if (volume_->broken()) return then(Code::io);
+  unflushed_.push_back(std::move(then));
+  sync_now();
+}
+
+void Mount::sync_soon() {
+  if (!syncing_ && !sync_timer_.armed() && !volume_->clean() && !volume_->broken()) {
+    sync_timer_.start_after(options_.flush_every);
+  }
+}
+
+void Mount::sync_now() {
+  if (syncing_) return;
+  sync_timer_.cancel();
+  std::optional<Sync> sync = volume_->sync_begin();
+  if (!sync) {
+    sync_soon();
+    hooks_.ended();
+    return;
+  }
+  syncing_ = true;
+  flushing_ = std::exchange(unflushed_, {});
+  const Status queued = pool_->sync(*std::move(sync), [this](const Status& status) { sync_ended(status); });
+  DI_ASSERT(queued.ok());
+}
+
+void Mount::sync_ended(const Status& status) {
+  syncing_ = false;
+  ++syncs_;
+  volume_->sync_end(status);
+  std::vector<std::function<void(Code)>> told = std::exchange(flushing_, {});
+  if (!status.ok()) {
+    tell_broken(status.error());
+    // No sync follows that they could wait for.
+    for (auto& then : std::exchange(unflushed_, {})) told.push_back(std::move(then));
+  }
+  for (const auto& then : told) then(status.ok() ? Code::ok : Code::io);
+  if (!unflushed_.empty() || stopping_) {
+    sync_now();
+  } else {
+    sync_soon();
+  }
+  hooks_.ended();
+}
+
+void Mount::tell_broken(const Error& error) {
+  log_error("store", "volume broken: a write of its tables failed", {{"path", path_}, {"error", error}});
+  hooks_.changed();
+}
+
+// ---- health
+
+DiskState Mount::state() const {
+  return !is_open() || volume_->broken() ? DiskState::failed : health_.state();
+}
+
+std::string_view Mount::reason() const {
+  if (!is_open()) return "not open";
+  return volume_->broken() ? "broken" : health_.reason();
+}
+
+DiskState Mount::state_told() const {
+  if (!is_open()) return DiskState::failed;
+  return volume_->broken() ? std::max(health_.state(), DiskState::avoid) : health_.state();
+}
+
+Volume::Stats Mount::stats() const { return is_open() ? volume_->stats() : Volume::Stats{}; }
+
+Code Mount::put_refusal() const {
+  switch (state()) {
+    case DiskState::good:
+      return Code::ok;
+    case DiskState::avoid:
+      return health_.reason() == "full" ? Code::no_space : Code::busy;
+    case DiskState::failed:
+      return Code::io;
+  }
+  return Code::ok;
+}
+
+void Mount::health_look() {
+  const DiskFigures& figures = pool_->figures();
+  DiskHealth::Sample sample;
+  // Before what has ended, so that what ends in between is not taken for something that never began.
+  sample.ended = figures.read_us.count() + figures.write_us.count() + figures.flush_us.count();
+  sample.begun = figures.begun.load(std::memory_order_relaxed);
+  sample.errors = figures.read_errors.load(std::memory_order_relaxed) +
+                  figures.write_errors.load(std::memory_order_relaxed);
+  sample.no_space = figures.no_space.load(std::memory_order_relaxed);
+  sample.corrupt = figures.corrupt.load(std::memory_order_relaxed);
+  sample.p99_us = std::max(read_p99_.p99(figures.read_us), write_p99_.p99(figures.write_us));
+  const DiskState before = health_.state();
+  const DiskState now = health_.step(sample, loop_.monotonic_now());
+  if (now != DiskState::failed && !volume_->broken()) hooks_.looked();
+  if (now == before) return;
+  if (now == DiskState::good) {
+    log_info("store", "the disk is in service again", {{"path", path_}});
+  } else {
+    log_error("store", "the disk takes no more puts",
+              {{"path", path_},
+               {"state", disk_state_name(now)},
+               {"reason", health_.reason()},
+               {"errors", sample.errors},
+               {"corrupt", sample.corrupt},
+               {"p99_us", sample.p99_us},
+               {"past_p99_us", static_cast<std::uint64_t>(health_.past_p99_us())}});
+  }
+  hooks_.changed();
+}
+
+// ---- stop
+
+void Mount::stop() {
+  stopping_ = true;
+  if (!is_open()) return;
+  scrub_->stop();
+  health_timer_.cancel();
+}
+
+bool Mount::settled() {
+  if (!is_open()) return true;
+  const Volume::Stats stats = volume_->stats();
+  if (syncing_ || stats.reading > 0 || stats.writing > 0) return false;
+  if (!volume_->clean() && !volume_->broken()) {
+    // Each sync lets idle segments close; a few of them and the open list is empty.
+    if (!sync_timer_.armed()) sync_timer_.start_after(Duration{0});
+    return false;
+  }
+  sync_timer_.cancel();
+  return true;
+}
+
+}  // namespace di::store
