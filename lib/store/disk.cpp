@@ -217,7 +217,7 @@ Result<DiskFile> disk_open(const std::string& path) {
     return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
   }
   if (bytes == 0 || !aligned(bytes)) {
-    return Error{Code::invalid, 0, path + ": the length is no multiple of 4 KiB"};
+    return Error{Code::corrupt, 0, path + ": the length is no multiple of 4 KiB"};
   }
   DI_TRY(lock(fd->get(), path));
   file.disk = std::make_unique<FileDisk>(*std::move(fd), path, bytes);

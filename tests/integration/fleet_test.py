@@ -236,6 +236,18 @@ def control_words_rows_and_statuses():
         assert done.returncode == 1 and done.stderr == "di-ctl: di-decode.0: not running\n", done
 
 
+def a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not():
+    with Fleet(overrides=['di-kvd.store0:store.volumes=["a","b"]', "di-kvd.store0:store.capacity=16MiB"]) as fleet:
+        states = lambda: {pathlib.Path(r["path"]).suffix: r["state"] for r in fleet.ctl("show", "volumes")}
+        assert states() == {".a": "up", ".b": "up"}, states()
+        fleet.kill("di-kvd.store0")
+        wait_for(lambda: not fleet.alive("di-kvd.store0"), "the end of di-kvd.store0")
+        os.truncate(fleet.run / "di-kvd.store0.a", 1_000_001)
+        done = up_again(fleet)
+        assert done.returncode == 0, done
+        assert states() == {".a": "failed", ".b": "up"}, states()
+
+
 def manual_clock_moves_every_daemon():
     with Fleet(overrides=[f"{p}:clock.manual=true" for p in ("di-meta", "di-kvd", "di-prefill", "di-decode",
                                                              "di-router")]) as fleet:
@@ -270,6 +282,7 @@ main([
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
+          a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     manual_clock_moves_every_daemon,
     fleets_run_beside_each_other,
 ])
