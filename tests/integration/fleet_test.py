@@ -210,7 +210,7 @@ def control_words_rows_and_statuses():
         assert few[:8] == ["instance", "place", "tier", "state", "complete", "pages", "blocks", "bytes"], few
         assert len(few) <= 13, few
         every = ctl(fleet, "-a", "show", "kv").stdout.splitlines()[0].split("\t")
-        assert set(few) < set(every) and {"pending_writebacks", "segments", "path"} <= set(every), every
+        assert set(few) < set(every) and {"pending_writebacks", "segments", "volumes"} <= set(every), every
         assert set(every) == {key for row in fleet.ctl("show", "kv") for key in row}, every
         # scripts/ask says how it is called, and which fleet it looked for.
         done = script_run(fleet, "ask", "-h")
