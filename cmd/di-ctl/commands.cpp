@@ -82,8 +82,12 @@ int usage(const std::string& message) {
   return daemon::exit_usage;
 }
 
+// Longer words are no slip of the hand, and are not compared.
+constexpr std::size_t slip_bytes_max = 64;
+
 // How many letters have to be put in, left out, changed or swapped with the next to make one of the other.
 std::size_t edits_between(std::string_view a, std::string_view b) {
+  if (std::max(a.size(), b.size()) > slip_bytes_max) return slip_bytes_max;
   std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) {
     for (std::size_t j = 0; j <= b.size(); ++j) {
@@ -119,17 +123,14 @@ std::string near_miss(const std::vector<std::string>& words) {
   return best == nullptr ? "" : ": did you mean '" + std::string(best->words) + "'?";
 }
 
-// What is said of `word` where one of `known` was wanted.  Longer words are no slip of the hand, and are not
-// compared (bound: word_bytes_max).
+// What is said of `word` where one of `known` was wanted.
 std::string wanted(const std::string& word, const std::vector<std::string>& known) {
-  constexpr std::size_t word_bytes_max = 64;
   constexpr std::size_t edits_max = 2;
   std::string all;
   std::string nearest;
   std::size_t least = edits_max + 1;
   for (const std::string& name : known) {
     all += (all.empty() ? "" : ", ") + name;
-    if (word.size() > word_bytes_max || name.size() > word_bytes_max) continue;
     const std::size_t edits = edits_between(word, name);
     if (edits >= least || edits >= name.size()) continue;
     least = edits;

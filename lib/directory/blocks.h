@@ -19,11 +19,6 @@
 
 namespace di::directory {
 
-// The comparison of the type goes byte by byte.
-[[nodiscard]] inline bool same_key(const Key& a, const Key& b) {
-  return std::memcmp(a.raw.data(), b.raw.data(), sizeof a.raw) == 0;
-}
-
 // Block `block` of the stripe, or of the arena page, in `slot`.
 struct BlockRef {
   std::uint32_t slot = 0;
@@ -56,7 +51,7 @@ class BlockMap {
     for (std::size_t at = home(hash); cells_[at] != 0; at = next(at)) {
       if (tag(cells_[at]) != tag(hash)) continue;
       const BlockRef ref = unpack(cells_[at]);
-      if (same_key(keys_.key_of(ref), key) && !visit(ref)) return;
+      if (keys_.key_of(ref) == key && !visit(ref)) return;
     }
   }
   void prefetch(const Key& key) const { __builtin_prefetch(&cells_[home(hash_of(key))]); }

@@ -23,7 +23,7 @@ std::uint32_t run_length(const std::vector<Key>& keys, std::size_t at, std::span
                          std::uint32_t block) {
   std::uint32_t count = 0;
   while (at + count < keys.size() && block + count < page.size() &&
-         same_key(keys[at + count], page[block + count])) {
+         keys[at + count] == page[block + count]) {
     ++count;
   }
   return count;
@@ -287,7 +287,7 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
   // So many blocks from keys[i] on go on from there, at most to the end of a page.
   const auto following = [&](std::size_t i) -> std::uint32_t {
     const std::uint32_t next = last_block + 1;
-    if (last == nullptr || next >= last_keys.size() || !same_key(last_keys[next], keys[i])) return 0;
+    if (last == nullptr || next >= last_keys.size() || last_keys[next] != keys[i]) return 0;
     if (next == last_end) {
       if (!last_whole && !page_readable(*last, last_page + 1)) return 0;
       ++last_page;
@@ -297,7 +297,7 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
     const auto most = static_cast<std::uint32_t>(std::min<std::size_t>(last_end - next, wanted - i));
     if (std::memcmp(&keys[i], &last_keys[next], most * sizeof(Key)) == 0) return most;
     std::uint32_t count = 1;
-    while (same_key(last_keys[next + count], keys[i + count])) ++count;
+    while (last_keys[next + count] == keys[i + count]) ++count;
     return count;
   };
   for (std::size_t i = 0; i < wanted; ++i) {

@@ -200,7 +200,7 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] wire::meta_put_opened put_open(const Holder& holder, const wire::meta_put_open& message,
                                                Instant now);
   // `ok` also for a stripe that is published already.  `exists`: every key came from elsewhere
-  // meanwhile.  `no_space`: more columns failed than there is parity; room is being made on their stores, try
+  // meanwhile.  `no_space`: more columns failed than there is parity; on stores that had no room some is being made, try
   // again later.  `not_found`: the put lapsed or belongs to somebody else.  `invalid`: the code is not that
   // of the put.
   [[nodiscard]] wire::meta_put_committed put_commit(const Holder& holder,
