@@ -282,7 +282,7 @@ main([
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
-          a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
+    a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     manual_clock_moves_every_daemon,
     fleets_run_beside_each_other,
 ])
