@@ -299,6 +299,7 @@ struct Daemon::Impl {
           net.dropped_unknown);
     count("di_net_send_failed_total", "messages that could not be sent", net.send_failed);
     count("di_net_peers_lost_total", "peers lost", net.peers_lost);
+    count("di_net_peers_left_total", "peers lost that had said that they stop", net.peers_left);
     const net::TransportCounters& calls = transport->counters();
     const auto refused = [&](std::string_view reason, const std::uint64_t& value) {
       metrics.counter_from("di_net_refused_total", "callers refused", [&value] { return value; },
@@ -370,6 +371,7 @@ struct Daemon::Impl {
     log_info("daemon", "stop");
     notify_supervisor("STOPPING=1");
     if (meta) meta->set_state(1);
+    endpoint.leave();
     drain.start_after(common.drain_timeout);
     program.on_stop(*self);
   }

@@ -75,7 +75,8 @@ struct Endpoint::Impl {
     bool listed = false;
     ConnectionId link = 0;  // 0: none
     bool up = false;
-    Instant retry_at;  // no new connection before
+    bool leaving = false;  // it said so since it came up
+    Instant retry_at;      // no new connection before
     Duration pause = reconnect_after;
   };
 
@@ -219,7 +220,10 @@ struct Endpoint::Impl {
     const PeerId id = peer.member.id;
     const std::uint32_t generation = peer.member.generation;
     // Whoever said that it drains or leaves and closes its connection has stopped; nobody has to look.
-    if (reason == broken && (peer.member.state != 0 || !peer.listed)) {
+    const bool said = peer.leaving || peer.member.state != 0 || !peer.listed;
+    if (said && reason == broken) ++counters.peers_left;
+    // Nor does anybody who stops: its peers stop beside it.
+    if (reason == broken && (said || leaving)) {
       log_info("net", "peer left", {{"peer", peer.member.instance}, {"generation", generation}});
     } else {
       log_warn("net", "peer lost",
@@ -258,6 +262,7 @@ struct Endpoint::Impl {
     link.last_heard = loop.monotonic_now();
     peer.link = link.id;
     peer.up = true;
+    peer.leaving = false;
     peer.pause = reconnect_after;
     log_info("net", "peer up", {{"peer", peer.member.instance}, {"generation", peer.member.generation}});
     if (peer_up) {
@@ -432,6 +437,11 @@ struct Endpoint::Impl {
     }
     link.last_heard = loop.monotonic_now();
     if (header.number == wire::peer_heartbeat::number) return;
+    if (header.number == wire::peer_leaving::number) {
+      ++counters.received;
+      known.at(link.peer).leaving = true;
+      return;
+    }
     dispatch({From{link.peer, link.generation, connection}, header, frames[1], frames.subspan(2)});
   }
 
@@ -629,6 +639,7 @@ struct Endpoint::Impl {
   std::map<std::uint16_t, std::function<void(const Incoming&)>> handlers;
   std::function<void(const Member&)> peer_up;
   std::function<void(PeerId, std::uint32_t)> peer_lost;
+  bool leaving = false;  // leave() was called
   std::string bootstrap_address;
   std::function<void(const From&)> bootstrap_connected;
   EndpointCounters counters;
@@ -696,6 +707,14 @@ Status Endpoint::may_register(const From& from, const Member& self) {
   if (reason.empty()) return {};
   ++impl_->counters.names_refused;
   return Error{Code::denied, 0, reason};
+}
+
+void Endpoint::leave() {
+  impl_->leaving = true;
+  for (const auto& [id, peer] : impl_->known) {
+    // One that cannot be told will take it for a death: no harm is done.
+    if (peer.up) static_cast<void>(impl_->transmit(peer.link, peer.member.generation, wire::peer_leaving{}));
+  }
 }
 
 void Endpoint::recheck_keys() {

@@ -93,6 +93,7 @@ struct EndpointCounters {
   std::uint64_t dropped_unknown = 0;      // from a connection that has not said hello
   std::uint64_t send_failed = 0;
   std::uint64_t peers_lost = 0;
+  std::uint64_t peers_left = 0;  // of them, those that had said so
   std::uint64_t names_refused = 0;  // a name that is not its key's, in a hello or a registration
   std::uint64_t keys_revoked = 0;   // connections ended because a key is not allowed any more
 };
@@ -147,6 +148,9 @@ class Endpoint {
   // member with a new generation loses its old one; one that is missing is dropped when its
   // connection breaks (a di-meta that just restarted does not know everybody yet).
   void set_members(const std::vector<Member>& members);
+
+  // Tells every peer that is up that we stop, so that nobody takes it for a death.
+  void leave();
 
   // A connection to an address whose instance is not known yet (meta.endpoint).  `connected` is
   // called each time it is established and sends with reply(); when the other side says hello it is

@@ -84,6 +84,7 @@ TEST_P(PeerTest, DeathIsOneEventOnEitherSideOfTheConnection) {
   decode.reset();  // the one that is connected to
   ASSERT_TRUE(wait([&] { return !router.endpoint.up(2); }));
   EXPECT_EQ(router.log, "+di-decode.0/11 -2/11 ");
+  EXPECT_EQ(router.endpoint.counters().peers_left, 0u);
 
   Node prefill(loop, *net, member(3, 12, "di-prefill.0"));
   auto second = std::make_unique<Node>(loop, *net, member(4, 13, "di-router.1"));
@@ -92,6 +93,29 @@ TEST_P(PeerTest, DeathIsOneEventOnEitherSideOfTheConnection) {
   second.reset();  // the one that connects
   ASSERT_TRUE(wait([&] { return !prefill.endpoint.up(4); }));
   EXPECT_EQ(prefill.log, "+di-router.1/13 -4/13 ");
+}
+
+// Both are still in everybody's list as they were: the news of di-meta may come later.
+TEST_P(PeerTest, WhoeverSaysThatItLeavesIsNotTakenForDead) {
+  Node router(loop, *net, member(1, 10, "di-router.0"));
+  auto decode = std::make_unique<Node>(loop, *net, member(2, 11, "di-decode.0"));
+  introduce({&router, decode.get()});
+  ASSERT_TRUE(wait([&] { return router.endpoint.up(2) && decode->endpoint.up(1); }));
+  decode->endpoint.leave();
+  const std::uint64_t before = router.endpoint.counters().received;
+  ASSERT_TRUE(wait([&] { return router.endpoint.counters().received > before; }));
+  EXPECT_TRUE(router.endpoint.up(2));  // it may have to finish something
+  decode.reset();
+  ASSERT_TRUE(wait([&] { return !router.endpoint.up(2); }));
+  EXPECT_EQ(router.endpoint.counters().peers_left, 1u);
+  // Its next start has said nothing yet.
+  decode = std::make_unique<Node>(loop, *net, member(2, 12, "di-decode.0"));
+  introduce({&router, decode.get()});
+  ASSERT_TRUE(wait([&] { return router.endpoint.up(2); }));
+  decode.reset();
+  ASSERT_TRUE(wait([&] { return !router.endpoint.up(2); }));
+  EXPECT_EQ(router.endpoint.counters().peers_left, 1u);
+  EXPECT_EQ(router.endpoint.counters().peers_lost, 2u);
 }
 
 // G13.
