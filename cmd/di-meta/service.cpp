@@ -145,8 +145,14 @@ void Service::set_handlers() {
     index_.store_draining(*from, state == directory::MemberState::draining);
     apply(membership_.set_state(in.from.id, in.from.generation, state));
   });
-  endpoint_.on<wire::meta_match>([this](const Incoming& in, const wire::meta_match& message) {
-    if (holder(in)) answer(in, index_.match(message));
+  // Peers are read in turns, not in the order in which they spoke: a host's news of pages may lie behind the
+  // question of somebody who has heard of them.  So everything that has arrived is taken first.
+  endpoint_.on<wire::meta_match>([this](const Incoming& in, wire::meta_match message) {
+    if (!holder(in)) return;
+    loop_.post("match", [this, to = in.from, request = in.header.request, attempt = in.header.attempt,
+                         asked = std::move(message)] {
+      static_cast<void>(endpoint_.reply(to, index_.match(asked), {.request = request, .attempt = attempt}));
+    });
   });
   endpoint_.on<wire::meta_plan>([this, now](const Incoming& in, const wire::meta_plan& message) {
     const auto from = holder(in);

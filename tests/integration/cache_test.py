@@ -1,7 +1,10 @@
 """The cache: the same prompt twice, across the death of every daemon, and isolated between users."""
 
+import os
 import pathlib
+import signal
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words  # noqa: E402
@@ -69,6 +72,30 @@ def users_and_salts_do_not_share():
         chat_hit(fleet, prompt, 1, max_tokens=2, temperature=0, cache_salt="s")
 
 
+def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
+    """di-meta finds both when it looks up again, the host's pages and a match for them: it reads its peers in turns."""
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
+        pid = fleet.pid("di-meta.0")
+        prompt = words(1500, seed=6)
+        replies = {}
+
+        def ask(name):
+            replies[name] = fleet.chat(prompt, max_tokens=2, temperature=0)
+        first = threading.Thread(target=ask, args=["first"])
+        first.start()
+        wait_for(lambda: fleet.metric("di-meta.0", "di_meta_matches_total") == 1, "the first match")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            first.join()
+            second = threading.Thread(target=ask, args=["second"])
+            second.start()
+            wait_for(lambda: fleet.ctl("-d", "di-router.0", "show", "requests"), "the second request to be there")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        second.join()
+        assert replies["first"].cached() == 0 and replies["second"].cached() >= 1024, [r.usage for r in replies.values()]
+
+
 # F22: blocks of the answer, too.
 def the_next_turn_of_a_conversation_hits_the_answer_too():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
@@ -95,4 +122,5 @@ def the_directory_away_means_cold_not_down():
 
 if __name__ == "__main__":
     main([twice_and_after_killing_everything, cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
+          a_hosts_news_comes_before_the_question_of_who_has_heard_of_it,
           the_next_turn_of_a_conversation_hits_the_answer_too, the_directory_away_means_cold_not_down])
