@@ -186,6 +186,9 @@ def the_store_or_the_directory_is_away_for_a_while():
                 os.kill(pid, signal.SIGCONT)
             fleet.up()
             wait_for(lambda: store_is_known(fleet), "the directory to know the store", 60)
+            # Without the directory a router asks nobody what is cached.
+            wait_for(lambda: any(row["peer"] == "di-meta.0" for row in fleet.ctl("-d", "di-router.0", "show", "peers")),
+                     "the router to be back at the directory")
             write_backs_done(fleet)
             fleet.await_idle(60)
             # What was computed meanwhile is in the store by now: a host that never had it finds it there.
