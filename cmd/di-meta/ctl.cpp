@@ -90,6 +90,29 @@ void show_repairs(const Service& service, daemon::Reply& reply) {
   reply.end();
 }
 
+void show_missratio(const Service& service, daemon::Reply& reply) {
+  const directory::Index& index = service.index();
+  const kv::MissRatio& ratio = index.miss_ratio();
+  const std::uint64_t present = index.capacity_bytes();
+  const auto show = [&](std::uint64_t capacity_bytes, double miss_ratio) {
+    daemon::Row row;
+    row.number("capacity_bytes", capacity_bytes)
+        .number("miss_ratio", miss_ratio)
+        .boolean("present", capacity_bytes == present);
+    reply.row(row);
+  };
+  bool shown = present == 0;
+  for (const kv::MissRatio::Point& point : ratio.curve()) {
+    if (!shown && point.capacity_bytes >= present) {
+      shown = true;
+      if (point.capacity_bytes > present) show(present, ratio.at(present));
+    }
+    show(point.capacity_bytes, point.miss_ratio);
+  }
+  if (!shown) show(present, ratio.at(present));
+  reply.end();
+}
+
 // What a store that is being emptied still holds.
 void show_drain(const Service& service, const std::string& store, daemon::Reply& reply) {
   for (const directory::Index::Place& place : service.index().places()) {
@@ -195,6 +218,10 @@ bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply)
   }
   if (words == std::vector<std::string>{"show", "kv"}) {
     show_kv(service_, reply);
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "missratio"}) {
+    show_missratio(service_, reply);
     return true;
   }
   if (words.size() >= 2 && words[0] == "kv") return steer(words, reply);

@@ -178,6 +178,18 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
                      [&index] { return static_cast<std::int64_t>(index.blocks()); });
   metrics.gauge_from("di_meta_stripes", "Stripes in the directory",
                      [&index] { return static_cast<std::int64_t>(index.stripes()); });
+  // Capacity as a multiple of the present one.
+  for (const auto& [half_times, label] : {std::pair{1, "0.5"}, std::pair{2, "1"}, std::pair{4, "2"}}) {
+    metrics.gauge_from(
+        "di_meta_miss_ratio_ppm", "Blocks asked for that a store of this many times its capacity would not have",
+        [&index, half_times] {
+          const std::uint64_t capacity = index.capacity_bytes() / 2 * static_cast<std::uint64_t>(half_times);
+          return static_cast<std::int64_t>(index.miss_ratio().at(capacity) * 1e6);
+        },
+        {{"capacity", label}});
+  }
+  metrics.gauge_from("di_meta_capacity_bytes", "Bytes of the volumes in service; 0 while one has not said",
+                     [&index] { return static_cast<std::int64_t>(index.capacity_bytes()); });
   // Not among the held: a lapsed put keeps its slot for put_grace, and nobody waits for that.
   metrics.gauge_from("di_meta_pending_frees", "Stripes that are out of the directory and not yet freed",
                      [&index] { return static_cast<std::int64_t>(index.pending_frees()); });

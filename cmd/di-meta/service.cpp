@@ -152,6 +152,7 @@ void Service::set_handlers() {
     loop_.post("match", [this, to = in.from, request = in.header.request, attempt = in.header.attempt,
                          asked = std::move(message)] {
       static_cast<void>(endpoint_.reply(to, index_.match(asked), {.request = request, .attempt = attempt}));
+      index_.asked(asked);
     });
   });
   endpoint_.on<wire::meta_plan>([this, now](const Incoming& in, const wire::meta_plan& message) {

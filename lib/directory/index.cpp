@@ -375,6 +375,16 @@ wire::meta_matched Index::match(const wire::meta_match& message) {
   return answer;
 }
 
+void Index::asked(const wire::meta_match& message) {
+  if (block_bytes_ == 0) return;  // no model has registered yet
+  const Geometry& geometry = options_.placement.geometry;
+  const std::uint64_t bytes = block_bytes_ * geometry.columns() / geometry.data_columns;
+  // From the deepest on, so that what is above stays longer.
+  for (std::size_t i = std::min(message.keys.size(), match_keys_max); i > 0; --i) {
+    miss_ratio_.reference(BlockMap::hash_of(message.keys[i - 1]), bytes);
+  }
+}
+
 wire::PlannedStripe Index::planned_stripe(const Stripe& stripe) const {
   wire::PlannedStripe out;
   out.stripe = stripe.id();

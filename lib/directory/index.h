@@ -56,6 +56,7 @@
 #include "directory/repair.h"
 #include "directory/stripes.h"
 #include "kv/evict.h"
+#include "kv/miss_ratio.h"
 #include "wire/ids.h"
 #include "wire/messages.h"
 
@@ -185,6 +186,8 @@ class Index final : private BlockMap::Keys {
   void set_block_bytes(std::uint64_t bytes) { block_bytes_ = bytes; }
 
   [[nodiscard]] wire::meta_matched match(const wire::meta_match& message);
+  // The same question, for the miss ratio of caches of other sizes; its answer need not wait for this.
+  void asked(const wire::meta_match& message);
   [[nodiscard]] wire::meta_planned plan(const Holder& holder, const RequestId& request,
                                         const wire::meta_plan& message, Instant now);
   void renew(const Holder& holder, const wire::meta_renew& message, Instant now);
@@ -247,6 +250,11 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] const Placements& placements() const { return placements_; }
   [[nodiscard]] const RepairQueue& repair_queue() const { return repairs_; }
   [[nodiscard]] const kv::Evictor& evictor() const { return evictor_; }
+  // Of the blocks that matches ask for, wherever they are found.  A block has the bytes that it takes on the
+  // volumes in a whole stripe, parity included.
+  [[nodiscard]] const kv::MissRatio& miss_ratio() const { return miss_ratio_; }
+  // Of the volumes in service; 0 when there is none or one has not said.
+  [[nodiscard]] std::uint64_t capacity_bytes() const;
   [[nodiscard]] std::size_t leases() const { return leases_.count(); }
   [[nodiscard]] std::size_t open_puts() const { return puts_.count(); }
   [[nodiscard]] std::size_t stripes() const { return stripes_.count(); }
@@ -394,6 +402,7 @@ class Index final : private BlockMap::Keys {
   std::uint64_t next_stripe_;
   std::uint64_t next_published_ = 1;
   std::uint64_t block_bytes_ = 0;
+  kv::MissRatio miss_ratio_{kv::MissRatio::Options{}};
 
   StripeTable stripes_;
   kv::Evictor evictor_;

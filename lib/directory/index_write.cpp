@@ -344,18 +344,22 @@ void Index::lose_column(std::uint32_t slot, std::uint32_t column, Instant now) {
 
 // ---- Eviction ----------------------------------------------------------------------------------
 
-void Index::capacity_changed() {
-  // Stores come one after the other, and the first brings stripes with the bytes of all their columns.
-  if (!adopting_.empty()) return evictor_.set_capacity(capacity_unknown);
+std::uint64_t Index::capacity_bytes() const {
   std::uint64_t bytes = 0;
   for (const Store& store : stores_) {
     if (store.gone || store.leaves) continue;
     for (const auto& [volume, state] : store.volumes) {
       if (state.state == volume_failed) continue;
-      if (state.bytes_total == 0) return evictor_.set_capacity(capacity_unknown);
+      if (state.bytes_total == 0) return 0;
       bytes += state.bytes_total;
     }
   }
+  return bytes;
+}
+
+void Index::capacity_changed() {
+  // Stores come one after the other, and the first brings stripes with the bytes of all their columns.
+  const std::uint64_t bytes = adopting_.empty() ? capacity_bytes() : 0;
   evictor_.set_capacity(bytes == 0 ? capacity_unknown : bytes);
 }
 

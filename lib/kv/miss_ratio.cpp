@@ -7,27 +7,11 @@
 
 namespace di::kv {
 
-namespace {
-
-constexpr std::uint64_t values = std::uint64_t{1} << 24;
-
-constexpr std::uint64_t value_of(std::uint64_t hash) {
-  return hash >> 40;
-}
-
-// SplitMix64's last steps: one to one, and every bit depends on every other.
-constexpr std::uint64_t spread(std::uint64_t name) {
-  name = (name ^ (name >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  name = (name ^ (name >> 27)) * 0x94d049bb133111ebULL;
-  return name ^ (name >> 31);
-}
-
-}  // namespace
-
 MissRatio::MissRatio(const Options& options) : options_(options), threshold_(values) {
   DI_ASSERT(options_.samples_max > 0 && options_.fade_references > 0);
   sums_.assign(options_.samples_max * 4 + 1, 0);
   owners_.assign(options_.samples_max * 4, 0);
+  keys_.reserve(options_.samples_max + 1);
 }
 
 double MissRatio::rate() const {
@@ -41,18 +25,16 @@ std::size_t MissRatio::bucket_of(double bytes) {
 }
 
 void MissRatio::slot_add(std::uint64_t position, std::int64_t bytes) {
+  total_bytes_ += static_cast<std::uint64_t>(bytes);
   for (std::uint64_t at = position + 1; at < sums_.size(); at += at & (~at + 1)) {
     sums_[at] += static_cast<std::uint64_t>(bytes);
   }
 }
 
 std::uint64_t MissRatio::bytes_since(std::uint64_t position) const {
-  const auto before = [&](std::uint64_t end) {
-    std::uint64_t sum = 0;
-    for (std::uint64_t at = end; at > 0; at -= at & (~at + 1)) sum += sums_[at];
-    return sum;
-  };
-  return before(next_position_) - before(position);
+  std::uint64_t before = 0;
+  for (std::uint64_t at = position; at > 0; at -= at & (~at + 1)) before += sums_[at];
+  return total_bytes_ - before;
 }
 
 void MissRatio::renumber() {
@@ -63,6 +45,7 @@ void MissRatio::renumber() {
     if (key != keys_.end() && key->second.position == position) order.push_back(owners_[position]);
   }
   std::fill(sums_.begin(), sums_.end(), 0);
+  total_bytes_ = 0;
   next_position_ = 0;
   for (const std::uint64_t hash : order) {
     Key& key = keys_.at(hash);
@@ -82,21 +65,18 @@ void MissRatio::forget_largest() {
   }
 }
 
-void MissRatio::reference(std::uint64_t name, std::uint64_t bytes) {
-  const std::uint64_t hash = spread(name);
-  ++references_;
-  ++expected_;
-  if (++since_fade_ >= options_.fade_references) {
-    since_fade_ = 0;
-    for (double& count : counts_) count /= 2;
-    cold_ /= 2;
-    expected_ /= 2;
-  }
-  if (value_of(hash) >= threshold_) return;
+void MissRatio::fade() {
+  faded_ = expected() / 2;
+  since_fade_ = 0;
+  for (double& count : counts_) count /= 2;
+  cold_ /= 2;
+}
+
+void MissRatio::follow(std::uint64_t hash, std::uint64_t bytes) {
   const double scale = 1 / rate();
-  const auto known = keys_.find(hash);
-  if (known != keys_.end()) {
-    Key& key = known->second;
+  const auto [known, fresh] = keys_.try_emplace(hash);
+  Key& key = known->second;
+  if (!fresh) {
     // Bytes of everything used since, this one included: a cache of that size holds it.
     const double distance = static_cast<double>(bytes_since(key.position)) * scale;
     counts_[bucket_of(distance)] += scale;
@@ -105,7 +85,6 @@ void MissRatio::reference(std::uint64_t name, std::uint64_t bytes) {
     cold_ += scale;
     by_value_.emplace(value_of(hash), hash);
   }
-  Key& key = keys_[hash];
   // Before the position is written: renumbering drops the place that it had.
   key.position = owners_.size();
   if (next_position_ == owners_.size()) renumber();
@@ -117,7 +96,8 @@ void MissRatio::reference(std::uint64_t name, std::uint64_t bytes) {
 }
 
 double MissRatio::at(std::uint64_t capacity_bytes) const {
-  if (expected_ <= 0) return 1;
+  const double told = expected();
+  if (told <= 0) return 1;
   double hits = 0;
   double all = cold_;
   const double capacity =
@@ -128,8 +108,8 @@ double MissRatio::at(std::uint64_t capacity_bytes) const {
     const double share = std::clamp(capacity - static_cast<double>(bucket), 0.0, 1.0);
     hits += counts_[bucket] * share;
   }
-  hits += expected_ - all;
-  return std::clamp(1 - hits / expected_, 0.0, 1.0);
+  hits += told - all;
+  return std::clamp(1 - hits / told, 0.0, 1.0);
 }
 
 std::vector<MissRatio::Point> MissRatio::curve() const {

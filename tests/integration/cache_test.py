@@ -27,6 +27,12 @@ def twice_and_after_killing_everything():
         assert cold.cached() == 0, cold.usage
         hit = chat_hit(fleet, prompt, 0.9 * tokens, **ask)
         assert hit.text == cold.text
+        sizes = fleet.ctl("show", "missratio")
+        present = next(r for r in sizes if r["present"])
+        # All of the store is room enough for one prompt: only its first time was a miss.
+        assert present["capacity_bytes"] == fleet.metric("di-meta.0", "di_meta_capacity_bytes") > 0, sizes
+        assert present["miss_ratio"] <= 0.5 < sizes[0]["miss_ratio"], sizes
+        assert [r["capacity_bytes"] for r in sizes] == sorted({r["capacity_bytes"] for r in sizes}), sizes
         usage = hit.usage
         assert usage["prompt_cache_hit_tokens"] == hit.cached()
         assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == tokens

@@ -623,5 +623,26 @@ TEST_F(IndexTest, RowsForControl) {
   EXPECT_TRUE(rest[0].readable);
 }
 
+TEST_F(IndexTest, BlocksThatMatchesAskForMakeTheMissRatio) {
+  start({.placement = {{1, 1}, true}});  // half of what a block takes is parity
+  const auto ask = [&](int chain) { index->asked({Key{}, keys(chain, 0, 8)}); };
+  ask(1);
+  EXPECT_EQ(index->miss_ratio().references(), 0U);  // no model yet, so a block has no size
+  index->set_block_bytes(512);
+  EXPECT_EQ(index->capacity_bytes(), 0U);
+  index->volumes(store0, {{{0, 0, 24 << 10, 0}, {1, volume_failed, 24 << 10, 0}}}, at_s(1));
+  EXPECT_EQ(index->capacity_bytes(), 24U << 10);
+  // Four chains of 8 KiB with their parity, in turn: a cache of two of them never has the next one.
+  for (int turn = 0; turn < 25; ++turn) {
+    for (int chain = 1; chain <= 4; ++chain) ask(chain);
+  }
+  EXPECT_EQ(index->miss_ratio().references(), 25U * 4 * 8);
+  EXPECT_NEAR(index->miss_ratio().at(16 << 10), 1, 0.01);
+  EXPECT_NEAR(index->miss_ratio().at(64 << 10), 0.04, 0.01);  // the first turn
+  // The root of a chain is there longer than its end.
+  for (int turn = 0; turn < 200; ++turn) ask(1);
+  EXPECT_LT(index->miss_ratio().at(16 << 10), 0.4);
+}
+
 }  // namespace
 }  // namespace di::directory
