@@ -330,6 +330,9 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
   loop.on_turn_end([this] {
     if (touched_) turn();
   });
+  costs_ = std::make_unique<daemon::Kept>(
+      daemon, "cost", [this] { return core_->fetches().cost().to_text(); },
+      [this](std::string_view text) { return core_->restore_costs(text); });
   parking_->watch(loop, arena_->fd());
   if (core_->recovering()) {
     recovery_ = std::make_unique<Recovery>(loop, *arena_, *core_, [this] { touched_ = true; });
@@ -502,7 +505,10 @@ void HostRole::turn() {
   product_timer_->start_at(due.product);
   liveness_timer_->start_at(due.liveness);
   const bool done = core_->writeback().pending() == 0 && core_->handovers().sources() == 0;
-  if (stopping_ && (done || !core_->store_reachable())) daemon_->stopped();
+  if (stopping_ && (done || !core_->store_reachable())) {
+    costs_->save();
+    daemon_->stopped();
+  }
 }
 
 void HostRole::send(wire::Envelope message) {
@@ -690,13 +696,15 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_matched_blocks_total", "Blocks that requests asked for", books.matched);
   counter("di_kv_fetched_blocks_total", "Matched blocks that were there, verified", books.fetched);
   const std::string_view lost = "Matched blocks that were not there for their request";
-  const std::string_view reasons[] = {"evicted", "timeout", "checksum", "cancelled"};
+  const std::string_view reasons[] = {"evicted", "timeout", "checksum", "cancelled", "computed"};
   for (std::size_t i = 0; i < books.lost.size(); ++i) {
     counter("di_kv_lost_blocks_total", lost, books.lost[i], {{"reason", std::string(reasons[i])}});
   }
   counter("di_kv_swapped_blocks_total", "Fetched blocks whose request ended with them", books.swapped);
   counter("di_kv_unused_blocks_total", "Fetched blocks whose request went away", books.unused);
   const host::FetchCounters& fetch = core_->fetches().counters();
+  counter("di_kv_fetches_cut_total", "Fetches of which some blocks were sooner computed", fetch.fetches_cut);
+  counter("di_kv_fetch_probes_total", "Fetches that were not cut, to see how long they take by now", fetch.probes);
   counter("di_kv_arena_blocks_total", "Matched blocks found in the arena", fetch.arena_blocks);
   counter("di_kv_plans_total", "Plans asked of di-meta", fetch.plans);
   counter("di_kv_plans_failed_total", "Plans without an answer", fetch.plans_failed);

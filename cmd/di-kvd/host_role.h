@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "daemon/daemon.h"
+#include "daemon/kept.h"
 #include "data_plane.h"
 #include "host/core.h"
 #include "kv/arena.h"
@@ -90,6 +91,7 @@ class HostRole final : public daemon::Program {
   std::unique_ptr<Data> data_;
   std::unique_ptr<host::Core> core_;
   std::unique_ptr<transfer::ShmServer> socket_;
+  std::unique_ptr<daemon::Kept> costs_;
   std::unique_ptr<loop::Timer> product_timer_;
   std::unique_ptr<loop::Timer> liveness_timer_;
   std::map<net::PeerId, host::Peer> peers_;

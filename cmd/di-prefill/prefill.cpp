@@ -56,6 +56,8 @@ void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon:
                        [&core] { return core.watch().counters().given_up; }, labels);
   metrics.counter_from("di_prefill_blocks_given_up_total", "Blocks of such fetches",
                        [&core] { return core.watch().counters().given_up_blocks; }, labels);
+  metrics.counter_from("di_prefill_blocks_cut_total", "Cached blocks that were sooner computed than fetched, by what di-kvd predicted",
+                       [&core] { return core.watch().counters().cut_blocks; }, labels);
   metrics.gauge_from("di_prefill_queue_us", "Predicted work of the bound requests",
                      [&core] { return static_cast<std::int64_t>(core.queue_us()); }, labels);
 }

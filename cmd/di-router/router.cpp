@@ -275,7 +275,7 @@ void Router::explain(const std::string& text, daemon::Reply& reply) const {
     first->second = std::min(first->second, row.span.start_us);
   }
   for (const request::SpanRow& row : flight->spans) {
-    static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "sample", "export_pages", "queue"};
+    static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "sample", "export_pages", "queue", "cut"};
     daemon::Row out;
     out.number("at_us", row.span.start_us - origin.at(row.rank))
         .number("attempt", row.attempt)

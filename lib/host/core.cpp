@@ -133,7 +133,7 @@ void Core::on_peer_lost(const Peer& peer, const Now& now) {
   switch (kind) {
     case PeerKind::rank:
     case PeerKind::router:
-      drop_client(peer);
+      drop_client(peer, now);
       break;
     case PeerKind::meta:
       meta_.reset();
@@ -176,12 +176,12 @@ void Core::on_detached(const Peer& peer, const Now& now) {
   if (--found->second > 0) return settle(now);
   attached_.erase(found);
   // A process without the arena holds nothing in it: its pins go now, whatever its connection says.
-  if (up(peer.instance, PeerKind::rank) == peer) drop_client(peer);
+  if (up(peer.instance, PeerKind::rank) == peer) drop_client(peer, now);
   reads_.source_detached(peer);
   settle(now);
 }
 
-void Core::drop_client(const Peer& client) {
+void Core::drop_client(const Peer& client, const Now& now) {
   std::set<Holder> mine;
   for (const auto& [holder, claim] : claims_) {
     if (holder.client == client) mine.insert(holder);
@@ -193,7 +193,7 @@ void Core::drop_client(const Peer& client) {
     if (holder.client == client) mine.insert(holder);
   }
   if (!mine.empty()) ++counters_.clients_lost;
-  for (const Holder& holder : mine) release(holder, false);
+  for (const Holder& holder : mine) release(holder, false, now);
 }
 
 // ---- Messages --------------------------------------------------------------------------------------------
@@ -246,14 +246,14 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
   switch (message.number) {
     case wire::kv_fetch::number:
       if (auto body = decode<wire::kv_fetch>(message)) {
-        fetches_.begin(FetchKind::fetch, holder, message.scope, std::move(body->keys), 0, now);
+        fetches_.begin(holder, message.scope, {FetchKind::fetch, std::move(body->keys), 0, std::move(body->compute)}, now);
         // The request is here: the fetch has pins of its own.
-        fetches_.release_prefetch(holder.request, holder.attempt);
+        fetches_.release_prefetch(holder.request, holder.attempt, now);
         for (const std::uint32_t slot : fetches_.take_sighted()) writeback_.sighted(slot, now);
       }
       break;
     case wire::kv_release::number:
-      if (decode<wire::kv_release>(message)) release(holder, true);
+      if (decode<wire::kv_release>(message)) release(holder, true, now);
       break;
     case wire::kv_open::number:
       if (const auto body = decode<wire::kv_open>(message)) open(holder, message.scope, *body);
@@ -264,7 +264,7 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
     case wire::kv_expect::number:
       if (auto body = decode<wire::kv_expect>(message)) {
         if (handovers_.expect(holder, message.scope, *body, now)) {
-          fetches_.begin(FetchKind::expect, holder, message.scope, std::move(body->keys), 1, now);
+          fetches_.begin(holder, message.scope, {FetchKind::expect, std::move(body->keys), 1}, now);
         }
       }
       break;
@@ -299,11 +299,11 @@ void Core::from_router(const Peer& router, const wire::Envelope& message, const 
     case wire::kv_prefetch::number:
       if (auto body = decode<wire::kv_prefetch>(message)) {
         const auto priority = static_cast<std::uint8_t>(std::clamp<int>(body->priority, 1, 2));
-        fetches_.begin(FetchKind::prefetch, holder, message.scope, std::move(body->keys), priority, now);
+        fetches_.begin(holder, message.scope, {FetchKind::prefetch, std::move(body->keys), priority}, now);
       }
       break;
     case wire::kv_release::number:
-      if (decode<wire::kv_release>(message)) release(holder, true);
+      if (decode<wire::kv_release>(message)) release(holder, true, now);
       break;
     default:
       ++counters_.ignored;
@@ -366,7 +366,7 @@ void Core::from_host(const Peer& host, const wire::Envelope& message, const Now&
       if (const auto body = decode<wire::handover_open>(message)) {
         // The seat has what is here; the rest comes from A.
         if (const auto seat = handovers_.open(host, scope, *body)) {
-          fetches_.release(FetchKind::expect, *seat, true);
+          fetches_.release(FetchKind::expect, *seat, true, now);
         }
       }
       break;
@@ -448,16 +448,16 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now&
   if (claim.grants.empty() && claim.pins.slots.empty()) claims_.erase(found);
 }
 
-void Core::release(const Holder& holder, bool by_client) {
+void Core::release(const Holder& holder, bool by_client, const Now& now) {
   if (!by_client && attached_.contains(holder.client)) {
     // Lost, and it still maps the arena: it may be frozen in the middle of a copy.
     for (const PinSet* pins : {fetches_.pins_of(holder), handovers_.pins_of(holder)}) {
       if (pins != nullptr && !pins->slots.empty()) pages_.pin_again(lingering_[holder.client], *pins);
     }
   }
-  fetches_.release(FetchKind::fetch, holder, by_client);
-  fetches_.release(FetchKind::prefetch, holder, by_client);
-  fetches_.release(FetchKind::expect, holder, by_client);
+  fetches_.release(FetchKind::fetch, holder, by_client, now);
+  fetches_.release(FetchKind::prefetch, holder, by_client, now);
+  fetches_.release(FetchKind::expect, holder, by_client, now);
   handovers_.release_seat(holder);
   handovers_.release_source(holder);
   const auto found = claims_.find(holder);

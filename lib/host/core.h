@@ -21,6 +21,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -113,6 +114,8 @@ class Core final : private Peers, private Handovers::Peers {
   void on_time(const Now& now);
   // The daemon is to stop: nothing waits for what may come later.
   void hurry() { writeback_.hurry(); }
+  // What an earlier start learnt (Fetches::cost).  Errors: invalid.
+  Status restore_costs(std::string_view text) { return fetches_.restore_cost(text); }
   // The end of a turn: what di-meta is told in one piece.
   void flush(const Now& now);
   [[nodiscard]] Due next_due() const;
@@ -175,8 +178,8 @@ class Core final : private Peers, private Handovers::Peers {
   void from_source(const Peer& source, const wire::Envelope& message, const Now& now);
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
   void seal(const Holder& holder, const wire::kv_sealed& message, const Now& now);
-  void release(const Holder& holder, bool by_client);
-  void drop_client(const Peer& client);
+  void release(const Holder& holder, bool by_client, const Now& now);
+  void drop_client(const Peer& client, const Now& now);
   void settle(const Now& now);
   // What reads and rebuilds have to tell.
   void settle_reads(const Now& now);

@@ -1,7 +1,7 @@
 #include "host/fetch.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <iterator>
 
 namespace di::host {
 
@@ -47,8 +47,8 @@ Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, Are
       numbers_(numbers),
       out_(out) {}
 
-void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& scope, std::vector<Key> keys,
-                    std::uint8_t priority, const Now& now) {
+void Fetches::begin(const Holder& holder, const wire::Scope& scope, Want want, const Now& now) {
+  const FetchKind kind = want.kind;
   const Name name{holder, kind};
   if (const auto known = names_.find(name); known != names_.end()) {
     // Asked again: the answer is the same, and comes when it is known.
@@ -59,7 +59,7 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
   Fetch fresh;
   fresh.name = name;
   fresh.scope = scope;
-  fresh.priority = priority;
+  fresh.priority = want.priority;
   fresh.started = now.product;
   if (kind == FetchKind::prefetch) {
     fresh.expires = now.product + limits_.prefetch_hold;
@@ -67,11 +67,13 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
     fresh.deadline = now.liveness +
                      (scope.deadline_ms > 0 ? Duration(milliseconds(scope.deadline_ms)) : limits_.fetch_wait);
   }
-  if (fetches_.size() >= limits_.fetches_max || keys.size() > limits_.keys_max || !pages_.has_layout()) {
+  if (fetches_.size() >= limits_.fetches_max || want.keys.size() > limits_.keys_max || !pages_.has_layout()) {
     if (kind == FetchKind::fetch) send_fetching(fresh, Code::busy);
     return;
   }
-  fresh.keys = std::move(keys);
+  fresh.keys = std::move(want.keys);
+  if (!want.compute.empty() && makes_sense(want.compute[0], fresh.keys.size()))
+    fresh.compute = want.compute[0];
   const FetchId id = next_fetch_++;
   Fetch& fetch = fetches_.emplace(id, std::move(fresh)).first->second;
   names_.emplace(name, id);
@@ -81,7 +83,7 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
   }
   if (kind == FetchKind::fetch) books_.matched += fetch.keys.size();
 
-  const Gap gap = extend(id, fetch, nullptr);
+  const Gap gap = extend(id, fetch, nullptr, PlanPages(nullptr));
   if (kind == FetchKind::fetch) {
     counters_.arena_blocks += fetch.blocks;
     for (const Piece& piece : fetch.pieces) {
@@ -107,27 +109,32 @@ void Fetches::begin(FetchKind kind, const Holder& holder, const wire::Scope& sco
   to_meta(tag_request(tag), question);
 }
 
-Fetches::Gap Fetches::extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan) {
-  std::unordered_map<Key, std::size_t> planned;  // looked up only
-  Stripes stripes;
-  if (plan != nullptr) {
-    stripes = stripes_of(*plan);
-    for (std::size_t i = 0; i < plan->pages.size(); ++i) {
-      for (const Key& key : plan->pages[i].keys) planned.try_emplace(key, i);
-    }
+Fetches::PlanPages::PlanPages(const wire::meta_planned* plan) {
+  if (plan == nullptr) return;
+  for (const wire::PlannedPage& page : plan->pages) {
+    for (const Key& key : page.keys) by_key.try_emplace(key, &page);
   }
+}
+
+const wire::PlannedPage* Fetches::PlanPages::find(const Key& key) const {
+  const auto found = by_key.find(key);
+  return found == by_key.end() ? nullptr : found->second;
+}
+
+Fetches::Gap Fetches::extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan, const PlanPages& pages) {
+  Stripes stripes;
+  if (plan != nullptr) stripes = stripes_of(*plan);
   while (fetch.blocks < fetch.keys.size()) {
     const std::vector<Piece> pieces = pages_.cover(fetch.keys, fetch.blocks, true);
     for (const Piece& piece : pieces) {
       if (!add_piece(id, fetch, piece)) return Gap::no_room;
     }
     if (!pieces.empty()) continue;
-    const auto found = planned.find(fetch.keys[fetch.blocks]);
-    if (found == planned.end()) break;
-    const wire::PlannedPage& page = plan->pages[found->second];
-    const bool whole = !page.keys.empty() && page.keys.front() == fetch.keys[fetch.blocks];
+    const wire::PlannedPage* page = pages.find(fetch.keys[fetch.blocks]);
+    if (page == nullptr) break;
+    const bool whole = page->keys.front() == fetch.keys[fetch.blocks];
     const Key parent = whole && fetch.blocks > 0 ? fetch.keys[fetch.blocks - 1] : Key{};
-    if (const Gap gap = add_filling(fetch, page, parent, *plan, stripes); gap != Gap::none) return gap;
+    if (const Gap gap = add_filling(id, fetch, *page, parent, *plan, stripes); gap != Gap::none) return gap;
   }
   return fetch.blocks == fetch.keys.size() ? Gap::none : Gap::absent;
 }
@@ -141,6 +148,7 @@ bool Fetches::add_piece(FetchId id, Fetch& fetch, const Piece& piece) {
   pages_.pin(fetch.pins, piece.slot);
   if (page.state == PageState::filling) {
     waiters_[piece.slot].push_back({id, static_cast<std::uint32_t>(fetch.pieces.size())});
+    if (fillings_.at(piece.slot).opener != id) fetch.bringing.shared = true;
     // Somebody in more of a hurry joins: its reads move forward in their queues.
     for (const Part& part : fillings_.at(piece.slot).parts) {
       if (part.transfer != 0) reads_.prioritise(part.transfer, fetch.priority);
@@ -179,7 +187,7 @@ Fetches::Stripes Fetches::stripes_of(const wire::meta_planned& plan) {
   return stripes;
 }
 
-Fetches::Gap Fetches::add_filling(const Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
+Fetches::Gap Fetches::add_filling(FetchId id, Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
                                   const wire::meta_planned& plan, Stripes& stripes) {
   const kv::Layout& layout = pages_.layout();
   const auto malformed = [&] {
@@ -191,6 +199,7 @@ Fetches::Gap Fetches::add_filling(const Fetch& fetch, const wire::PlannedPage& p
     return malformed();
   }
   Filling filling;
+  filling.opener = id;
   filling.page = page.page;
   filling.lease = plan.lease;
   filling.priority = fetch.priority;
@@ -253,6 +262,10 @@ Fetches::Gap Fetches::add_filling(const Fetch& fetch, const wire::PlannedPage& p
   if (!slots) return Gap::no_room;
   const std::uint32_t slot = slots->front();
   pages_.announce(slot, parent, page.keys, page.crcs, true);
+  const std::uint64_t bytes = layout.page_bytes(page.page_blocks);
+  const std::size_t place = filling.place();
+  fetch.bringing.bytes[place] += bytes;
+  coming_bytes_[place] += bytes;
 
   Filling& added = fillings_.emplace(slot, std::move(filling)).first->second;
   bool whole = true;
@@ -319,7 +332,11 @@ void Fetches::settle_plan(FetchId id, const wire::meta_planned* plan, Gap missin
   Fetch& fetch = fetches_.at(id);
   DI_ASSERT(fetch.state == FetchState::planning);
   fetch.plan = 0;
-  const Gap gap = extend(id, fetch, plan);
+  const PlanPages pages(plan);
+  cut(id, fetch, pages, missing == Gap::unreachable ? Lost::timeout : Lost::evicted, now);
+  fetch.bringing.since = now.liveness;
+  fetch.bringing.queued = coming_bytes_;
+  const Gap gap = extend(id, fetch, plan, pages);
   if (plan != nullptr) missing = gap;
   fetch.state = FetchState::filling;
   fetch.active = static_cast<std::uint32_t>(fetch.pieces.size());
@@ -331,14 +348,14 @@ void Fetches::settle_plan(FetchId id, const wire::meta_planned* plan, Gap missin
     if (!answer(fetch, missing == Gap::no_room)) {
       books_.lost[static_cast<std::size_t>(Lost::evicted)] += fetch.blocks;
       fetch.failed_block = 0;  // nothing is left that forget() would count
-      forget(id, false);
+      forget(id, false, now);
       return;
     }
     if (fetch.failed_block != wire::block_none) {
       books_.lost[static_cast<std::size_t>(fetch.failed_why)] += fetch.blocks - fetch.end();
     }
   } else if (fetch.kind() == FetchKind::prefetch && fetch.blocks == 0) {
-    forget(id, false);
+    forget(id, false, now);
     return;
   }
   advance(fetch, now);
@@ -363,6 +380,7 @@ bool Fetches::answer(Fetch& fetch, bool no_room) {
 void Fetches::send_fetching(const Fetch& fetch, Code code) {
   wire::kv_fetching answer;
   answer.code = static_cast<std::uint16_t>(code);
+  answer.computed_blocks = fetch.computed_blocks;
   if (fetch.entry != 0) {
     answer.entry = fetch.entry;
     answer.blocks = fetch.blocks;
@@ -400,6 +418,7 @@ void Fetches::advance(Fetch& fetch, const Now& now) {
   if (fetch.state == FetchState::filling && verified == all) {
     fetch.state = FetchState::complete;
     fetch.deadline = instant_never;
+    observe(fetch, now);
     if (fetch.kind() == FetchKind::fetch) books_.fetched += fetch.end();
   }
   if (fetch.entry == 0) return;
@@ -425,8 +444,8 @@ void Fetches::fail_from(Fetch& fetch, std::uint32_t block, Lost why, const Now& 
   advance(fetch, now);
 }
 
-void Fetches::release(FetchKind kind, const Holder& holder, bool by_client) {
-  if (const auto found = names_.find({holder, kind}); found != names_.end()) forget(found->second, by_client);
+void Fetches::release(FetchKind kind, const Holder& holder, bool by_client, const Now& now) {
+  if (const auto found = names_.find({holder, kind}); found != names_.end()) forget(found->second, by_client, now);
 }
 
 const PinSet* Fetches::pins_of(const Holder& holder) const {
@@ -434,21 +453,22 @@ const PinSet* Fetches::pins_of(const Holder& holder) const {
   return found == names_.end() ? nullptr : &fetches_.at(found->second).pins;
 }
 
-void Fetches::release_prefetch(const RequestId& request, std::uint16_t attempt) {
+void Fetches::release_prefetch(const RequestId& request, std::uint16_t attempt, const Now& now) {
   auto found = prefetches_.lower_bound({request, attempt, 0});
   while (found != prefetches_.end() && std::get<0>(*found) == request && std::get<1>(*found) == attempt) {
     const FetchId id = std::get<2>(*found);
     ++found;
-    forget(id, false);
+    forget(id, false, now);
   }
 }
 
-void Fetches::forget(FetchId id, bool by_client) {
+void Fetches::forget(FetchId id, bool by_client, const Now& now) {
   const auto found = fetches_.find(id);
   Fetch fetch = std::move(found->second);
   fetches_.erase(found);
   names_.erase(fetch.name);
   if (fetch.plan != 0) plans_.erase(fetch.plan);
+  if (fetch.state == FetchState::filling && fetch.failed_block == wire::block_none) observe(fetch, now);
   if (fetch.kind() == FetchKind::fetch) {
     switch (fetch.state) {
       case FetchState::planning:
@@ -471,13 +491,15 @@ void Fetches::forget(FetchId id, bool by_client) {
     port_.entry_close(fetch.entry);
     entries_.give_back(fetch.entry);
   }
-  for (const Piece& piece : fetch.pieces) {
-    const auto waiting = waiters_.find(piece.slot);
-    if (waiting == waiters_.end()) continue;
-    std::erase_if(waiting->second, [&](const Waiter& waiter) { return waiter.fetch == id; });
-    if (waiting->second.empty()) waiters_.erase(waiting);
-  }
+  for (const Piece& piece : fetch.pieces) stop_waiting(id, piece.slot);
   unpin(fetch.pins);
+}
+
+void Fetches::stop_waiting(FetchId id, std::uint32_t slot) {
+  const auto waiting = waiters_.find(slot);
+  if (waiting == waiters_.end()) return;
+  std::erase_if(waiting->second, [&](const Waiter& waiter) { return waiter.fetch == id; });
+  if (waiting->second.empty()) waiters_.erase(waiting);
 }
 
 void Fetches::unpin(PinSet& pins) {
@@ -702,6 +724,7 @@ void Fetches::end_filling(std::uint32_t slot) {
   const auto found = fillings_.find(slot);
   const Filling over = std::move(found->second);
   fillings_.erase(found);
+  coming_bytes_[over.place()] -= pages_.layout().page_bytes(pages_.at(slot).blocks);
   for (const Part& part : over.parts) {
     if (part.transfer == 0) continue;
     by_transfer_.erase(part.transfer);
@@ -772,7 +795,7 @@ void Fetches::on_time(const Now& now) {
   for (const FetchId id : due) {
     Fetch& fetch = fetches_.at(id);
     if (fetch.expires <= now.product) {
-      forget(id, false);
+      forget(id, false, now);
       continue;
     }
     fetch.deadline = instant_never;

@@ -6,6 +6,7 @@
 //   (none)    every block is in the arena or coming     filling or complete; kv_fetching
 //   (none)    some are not                              planning; meta_plan
 //   planning  meta_planned                              filling or complete; a read per new page; kv_fetching
+//             (of what balance/arbiter.h says is sooner brought than computed, if the rank says what that costs)
 //   planning  no answer in plan_wait, di-meta lost      the same with what the arena has
 //   filling   a group of every page is verified         filling; index page, kv_ready
 //   filling   the last group is                         complete
@@ -43,11 +44,14 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "balance/arbiter.h"
 #include "host/hedge.h"
 #include "host/lease.h"
 #include "host/pages.h"
@@ -62,14 +66,15 @@ namespace di::host {
 enum class FetchKind : std::uint8_t { fetch, prefetch, expect };
 
 // Why a matched block was not there for its request.
-enum class Lost : std::uint8_t { evicted, timeout, checksum, cancelled };
+enum class Lost : std::uint8_t { evicted, timeout, checksum, cancelled, computed };
 
 // Blocks of kv_fetch.  matched = fetched + lost + what is under way; fetched = swapped + unused + what
-// is held.  `evicted` has the blocks that were nowhere any more and those that found no room.
+// is held.  `evicted` has the blocks that were nowhere any more and those that found no room, `computed` those
+// that would have taken longer to come.
 struct Books {
   std::uint64_t matched = 0;
   std::uint64_t fetched = 0;
-  std::array<std::uint64_t, 4> lost{};  // by Lost
+  std::array<std::uint64_t, 5> lost{};  // by Lost
   std::uint64_t swapped = 0;            // released by their client after everything was shown
   std::uint64_t unused = 0;
 };
@@ -87,6 +92,8 @@ struct FetchCounters {
   std::uint64_t prefetches = 0;
   std::uint64_t prefetched_blocks = 0;  // read because of a prefetch
   std::uint64_t arena_blocks = 0;       // of kv_fetch, found in the arena
+  std::uint64_t fetches_cut = 0;        // of which some blocks were sooner computed
+  std::uint64_t probes = 0;             // that would have been, and were not
 };
 
 class Fetches {
@@ -101,22 +108,29 @@ class Fetches {
     Duration fetch_wait = seconds(30);  // without a deadline in kv_fetch
     Duration prefetch_hold = seconds(60);
     Duration lease_cap = seconds(120);
+    Duration probe_after = seconds(10);  // between two fetches that are not cut, to see whether a place is fast again
     std::uint32_t prefetch_share = 4;  // prefetches pin at most this part of the arena: 1/4
   };
   Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
           Reads& reads, Rebuilds& rebuilds, Leases& leases, Hedge& hedge, Numbers& numbers, Outbox& out);
 
-  // kv_fetch and kv_prefetch.  `deadline_ms` of the scope bounds a fetch.
-  void begin(FetchKind kind, const Holder& holder, const wire::Scope& scope, std::vector<Key> keys,
-             std::uint8_t priority, const Now& now);
+  // What is wanted, and how.
+  struct Want {
+    FetchKind kind = FetchKind::fetch;
+    std::vector<Key> keys;
+    std::uint8_t priority = 0;
+    std::vector<wire::ComputeCost> compute{};  // of kv_fetch
+  };
+  // `deadline_ms` of the scope bounds a fetch.
+  void begin(const Holder& holder, const wire::Scope& scope, Want want, const Now& now);
   // `by_client`: the client says so itself, so what was complete counts as used.
-  void release(FetchKind kind, const Holder& holder, bool by_client);
+  void release(FetchKind kind, const Holder& holder, bool by_client, const Now& now);
   // Pages that the holder may be reading; null when it has no fetch.
   [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
   // Unpins pages, some of which may be filling: a read that nobody wants any more is cancelled.
   void unpin(PinSet& pins);
   // The prefetch of a request, whichever router hinted at it: the request has come.
-  void release_prefetch(const RequestId& request, std::uint16_t attempt);
+  void release_prefetch(const RequestId& request, std::uint16_t attempt, const Now& now);
 
   // `tag` is the request id's (tag_request).
   void planned(std::uint64_t tag, const wire::meta_planned& plan, const Now& now);
@@ -137,6 +151,10 @@ class Fetches {
   // A page was sealed since the last call.
   [[nodiscard]] bool take_sealed() { return std::exchange(sealed_, false); }
 
+  // What fetches took here, for the choice between them and computing; outlives the process.
+  [[nodiscard]] const balance::FetchCost& cost() const { return cost_; }
+  Status restore_cost(std::string_view text) { return cost_.restore(text); }
+
   [[nodiscard]] const Books& books() const { return books_; }
   [[nodiscard]] const FetchCounters& counters() const { return counters_; }
   [[nodiscard]] std::size_t fetches(FetchKind kind) const;
@@ -156,6 +174,13 @@ class Fetches {
   // Why a fetch has no page for its next block.
   enum class Gap : std::uint8_t { none, absent, no_room, unreachable };
 
+  // What a fetch reads itself, for balance::FetchCost.
+  struct Bringing {
+    std::array<std::uint64_t, balance::places> bytes{};
+    std::array<std::uint64_t, balance::places> queued{};  // in front of them
+    Instant since;                                        // liveness time
+    bool shared = false;  // others read some of it: its time says nothing
+  };
   struct Fetch {
     Name name;
     wire::Scope scope;
@@ -173,6 +198,9 @@ class Fetches {
     std::uint32_t entry = 0;                            // of an answered kv_fetch
     std::uint32_t shown_groups = 0;
     std::uint32_t shown_failed = wire::block_none;
+    std::optional<wire::ComputeCost> compute;
+    std::uint32_t computed_blocks = 0;  // cut off: sooner computed
+    Bringing bringing;
     Instant started;                   // product time
     Instant expires = instant_never;   // prefetch: product time
     Instant deadline = instant_never;  // fetch: liveness time, until it is complete
@@ -194,6 +222,7 @@ class Fetches {
     Duration late_after = Hedge::duration_never;
   };
   struct Filling {
+    FetchId opener = 0;      // the fetch may be gone
     std::uint64_t page = 0;  // of the plan
     std::uint64_t lease = 0;
     std::uint8_t priority = 1;
@@ -203,6 +232,10 @@ class Fetches {
     std::vector<Part> parts;
     bool hedged = false;       // or it was not worth it
     Lost why = Lost::timeout;  // the first column that went missing
+
+    [[nodiscard]] std::size_t place() const {
+      return static_cast<std::size_t>(arena ? balance::Place::remote_arena : balance::Place::store);
+    }
   };
   struct Planned {
     StripeRef stripe;
@@ -210,14 +243,33 @@ class Fetches {
   };
   using Stripes = std::map<std::uint64_t, Planned>;
 
+  // Pages of a plan by the keys that they hold.
+  struct PlanPages {
+    explicit PlanPages(const wire::meta_planned* plan);
+    const wire::PlannedPage* find(const Key& key) const;
+    std::unordered_map<Key, const wire::PlannedPage*> by_key;  // looked up only
+  };
   // Takes pieces from the arena and reads from `plan` until neither has the next key.  Returns why the
   // rest is missing.
-  Gap extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan);
+  Gap extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan, const PlanPages& pages);
+  // What a rank says of `blocks` that it wants can be reckoned with.
+  [[nodiscard]] bool makes_sense(const wire::ComputeCost& compute, std::size_t blocks) const;
+  // Cuts off what is sooner computed than brought from where `pages` say; what it has of it is let go.  `rest`:
+  // why there is nothing behind that.
+  void cut(FetchId id, Fetch& fetch, const PlanPages& pages, Lost rest, const Now& now);
+  // All the same nothing is cut: of some place behind `keep` nothing has been learnt for probe_after.
+  [[nodiscard]] bool probes(std::span<const balance::HitRun> runs, std::uint32_t keep, const Now& now);
+  // What it has, and what extend() would add, in runs by place.
+  [[nodiscard]] std::vector<balance::HitRun> runs_of(const Fetch& fetch, const PlanPages& pages) const;
+  [[nodiscard]] bool in_store(const wire::PlannedPage& page) const;
+  void stop_waiting(FetchId id, std::uint32_t slot);
+  // It has everything that it brought itself, or goes before that.
+  void observe(const Fetch& fetch, const Now& now);
   bool add_piece(FetchId id, Fetch& fetch, const Piece& piece);
   // What the plan says of stripes, as far as it makes sense.
   Stripes stripes_of(const wire::meta_planned& plan);
   // none: it is coming.
-  Gap add_filling(const Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
+  Gap add_filling(FetchId id, Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
                   const wire::meta_planned& plan, Stripes& stripes);
   void start_read(std::uint32_t slot, std::uint32_t part, Reads::Want want);
   // The plan came, or will not come (null, and `missing` says why): the fetch has what it will ever have.
@@ -231,7 +283,7 @@ class Fetches {
   [[nodiscard]] std::uint32_t groups_allowed(const Fetch& fetch, const Now& now) const;
   [[nodiscard]] std::uint32_t groups_verified(const Fetch& fetch) const;
   void fail_from(Fetch& fetch, std::uint32_t block, Lost why, const Now& now);
-  void forget(FetchId id, bool by_client);
+  void forget(FetchId id, bool by_client, const Now& now);
 
   // Verifies the groups that are there, each once.
   void verify(std::uint32_t slot, const Now& now);
@@ -293,6 +345,9 @@ class Fetches {
     std::uint32_t piece = 0;
   };
   std::map<std::uint32_t, std::vector<Waiter>> waiters_;  // by filling slot
+  std::array<std::uint64_t, balance::places> coming_bytes_{};  // of the fillings
+  balance::FetchCost cost_;
+  std::array<Instant, balance::places> probe_at_{instant_never, instant_never, instant_never};  // liveness time
   std::vector<std::uint32_t> sighted_;
   bool sealed_ = false;
   Books books_;

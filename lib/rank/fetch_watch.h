@@ -1,5 +1,8 @@
 // rank/fetch_watch.h: does a prefill rank go on waiting for the cached blocks of a request, or compute them?
 //
+// What to bring at all its di-kvd decides, when it knows where the blocks are (host/fetch.h); this is the look
+// again while they come.
+//
 // A rank sees of a fetch when it was asked for and how many layer groups of all its blocks are there, not
 // where they come from.  So it knows two kinds: those that are complete at once, which cost nothing, and
 // those that are not, whose time it learns (balance::FetchCost).  While one comes, it is looked at (balance::
@@ -45,6 +48,7 @@ class FetchWatch {
     std::uint64_t waited = 0;   // complete while waited for
     std::uint64_t given_up = 0;
     std::uint64_t given_up_blocks = 0;
+    std::uint64_t cut_blocks = 0;  // that di-kvd did not begin to bring
     std::uint64_t came_late = 0;  // complete after they were given up
   };
 
@@ -53,6 +57,7 @@ class FetchWatch {
   // `asked`: when kv_fetch was sent; `tokens`: of the whole prompt.
   void begin(Handle handle, std::uint32_t blocks, std::uint32_t tokens, Instant asked, Instant now);
   void moved(Handle handle, std::uint32_t groups, Instant now);
+  void cut(std::uint32_t cut_blocks) { counters_.cut_blocks += cut_blocks; }
   void failed(Handle handle) { entries_.erase(handle); }
   void end(Handle handle);
 

@@ -15,8 +15,10 @@ constexpr Duration handed_answer_wait = seconds(2);
 
 std::vector<wire::Span> spans_of(PrefillRequest& request, const engine::RowResult& row) {
   std::vector<wire::Span> spans = row.spans;
-  if (request.gave_up.has_value() && spans.size() < engine::spans_per_row_max) spans.push_back(*request.gave_up);
-  request.gave_up.reset();
+  for (const wire::Span& span : request.untold) {
+    if (spans.size() < engine::spans_per_row_max) spans.push_back(span);
+  }
+  request.untold.clear();
   return spans;
 }
 
@@ -138,6 +140,15 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
     kept.fetch_until = now + options_.fetch_wait;
     wire::kv_fetch fetch;
     fetch.keys.assign(kept.bind.keys.begin(), kept.bind.keys.begin() + kept.bind.hit_blocks);
+    if (options_.arbiter) {
+      fetch.compute.push_back({.tokens = tokens,
+                               .chunk_tokens = options_.chunk_tokens,
+                               .groups = options_.overlap ? description_.layout.groups() : 1,
+                               .queue_us = static_cast<wire::U64>(queue_us() - left_us(kept)),
+                               .base_us = cost_.base_us(),
+                               .token_us = cost_.token_us(),
+                               .context_us = cost_.context_us()});
+    }
     to_kvd(kept.scope, fetch);
   } else {
     open_pages(kept, 0, static_cast<std::uint32_t>(kept.bind.keys.size()), tokens % block_tokens != 0, now);
@@ -146,6 +157,13 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
 
 void PrefillCore::fetched(Request& request, const wire::kv_fetching& answer, Instant now) {
   if (request.state != State::fetching) return;
+  if (answer.computed_blocks > 0) {
+    watch_.cut(answer.computed_blocks);
+    request.untold.push_back({.kind = static_cast<wire::U8>(wire::SpanKind::cut),
+                              .group = static_cast<wire::U16>(std::min<std::uint32_t>(answer.computed_blocks, UINT16_MAX)),
+                              .start_us = static_cast<wire::U64>(request.fetch_asked.ns / 1000),
+                              .length_us = static_cast<wire::U64>(to_us(now - request.fetch_asked))});
+  }
   if (answer.code == 0) {
     request.cached_blocks = std::min(answer.blocks, request.bind.hit_blocks);
     request.entry = answer.entry;
@@ -246,7 +264,7 @@ void PrefillCore::look_at_fetches(Instant now) {
     span.kind = static_cast<wire::U8>(wire::SpanKind::wait);
     span.start_us = static_cast<wire::U64>(request.fetch_asked.ns / 1000);
     span.length_us = static_cast<wire::U64>(to_us(now - request.fetch_asked));
-    request.gave_up = span;
+    request.untold.push_back(span);
     // From here as if di-kvd had said so.
     request.failed_block = 0;
     if (request.in_engine) truncate(request, 0, now);

@@ -54,7 +54,7 @@ struct PrefillRequest : RankRequest {
   Instant open_until{};
   Instant fetch_asked{};
   Instant fetch_until{};   // while fetching
-  std::optional<wire::Span> gave_up;  // a wait that was given up, until it is told
+  std::vector<wire::Span> untold;  // of choices between fetching and computing, a few
   bool admitting = false;  // an admission is in the batch that is out
   bool computed_any = false;
   bool has_token = false;

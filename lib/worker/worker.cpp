@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/file.h"
 #include "base/log.h"
 #include "net/envelope.h"
 
@@ -12,8 +11,6 @@ namespace {
 
 // Between two tries to reach the arena socket of a host daemon that is up.
 constexpr Duration attach_retry = milliseconds(50);
-constexpr Duration cost_save_period = seconds(60);
-constexpr std::size_t cost_bytes_max = 4096;
 
 }  // namespace
 
@@ -30,11 +27,10 @@ Status Worker::prepare(daemon::Daemon& daemon) {
     if (!engine) return engine.error();
     Rank made;
     made.core = make_core_(rank, (*engine)->describe());
-    if (const Result<std::string> costs = file_read(cost_path(rank), cost_bytes_max)) {
-      if (const Status restored = made.core->restore_costs(*costs); !restored.ok()) {
-        log_warn("rank", "costs of the last run are not readable", {{"reason", restored.error().message}});
-      }
-    }
+    RankCore& core = *made.core;
+    made.costs = std::make_unique<daemon::Kept>(
+        daemon, std::to_string(rank) + ".cost", [&core] { return core.costs(); },
+        [&core](std::string_view text) { return core.restore_costs(text); });
     made.engine = std::make_unique<EngineThread>(
         daemon.loop(), *std::move(engine), "engine", [this, rank](rank::BatchDone&& done) {
           ranks_[rank].busy = false;
@@ -56,8 +52,6 @@ Status Worker::start(daemon::Daemon& daemon) {
     for (Rank& rank : ranks_) rank.core->on_time(daemon_->loop().now());
     turn();
   });
-  cost_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "fitted costs", [this] { save_costs(); });
-  cost_timer_->start_every(cost_save_period);
   attach_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena attach", [this] { attach(); });
 
   net::Endpoint& endpoint = daemon.endpoint();
@@ -131,21 +125,8 @@ void Worker::turn() {
   }
   due_timer_->start_at(due);
   if (stopping_ && idle) {
-    save_costs();
+    for (const Rank& rank : ranks_) rank.costs->save();
     daemon_->stopped();
-  }
-}
-
-std::string Worker::cost_path(std::size_t rank) const {
-  return daemon_->path(std::to_string(rank) + ".cost");
-}
-
-// Only a start without them is lost with a write that fails.
-void Worker::save_costs() const {
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (const Status written = file_write(cost_path(rank), ranks_[rank].core->costs()); !written.ok()) {
-      DI_LOG_DEBUG("rank", "costs not written", {{"reason", written.error().message}});
-    }
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "daemon/daemon.h"
+#include "daemon/kept.h"
 #include "kv/arena.h"
 #include "rank/core.h"
 #include "transfer/shm.h"
@@ -54,6 +55,7 @@ class Worker {
  private:
   struct Rank {
     std::unique_ptr<RankCore> core;
+    std::unique_ptr<daemon::Kept> costs;
     std::unique_ptr<EngineThread> engine;
     bool busy = false;
   };
@@ -67,8 +69,6 @@ class Worker {
   void detach(std::string_view why);
   void close_unused();
   void settle_clock();
-  [[nodiscard]] std::string cost_path(std::size_t rank) const;
-  void save_costs() const;
 
   Config config_;
   MakeCore make_core_;
@@ -91,7 +91,6 @@ class Worker {
   std::shared_ptr<kv::ArenaMapping> mapping_;  // outlives the host daemon: the next one has the same memory
   std::unique_ptr<loop::Timer> attach_timer_;
   std::unique_ptr<loop::Timer> due_timer_;
-  std::unique_ptr<loop::Timer> cost_timer_;
   bool turn_posted_ = false;
   bool draining_ = false;
   bool stopping_ = false;

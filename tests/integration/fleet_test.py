@@ -135,20 +135,20 @@ def what_one_program_knows_is_asked_of_nobody_else():
         assert gone.returncode == 1 and gone.stderr == "di-ctl: di-meta.0: not running\n", gone
 
 
-def a_rank_begins_anew_when_its_costs_are_not_readable():
+def what_was_learnt_and_is_not_readable_is_learnt_anew():
     fleet = Fleet(expect_failure=True)
-    garbled = [fleet.run / f"{program}.0.0.cost" for program in ("di-prefill", "di-decode")]
+    garbled = [fleet.run / f"{who}.cost" for who in ("di-prefill.0.0", "di-decode.0.0", "di-kvd.host0")]
     for path in garbled:
         path.write_bytes(b"step 1e300 \xff")
     with fleet.up():
         for path in garbled:
-            log = (fleet.run / path.name.replace(".0.cost", ".log")).read_text()
-            said = [line for line in log.splitlines() if "costs of the last run are not readable" in line]
-            assert len(said) == 1 and " warn " in said[0], log
+            log = (fleet.run / f"{'.'.join(path.name.split('.')[:2])}.log").read_text()
+            said = [line for line in log.splitlines() if "what the last run learnt is not readable" in line]
+            assert len(said) == 1 and " warn " in said[0] and str(path) in said[0], log
         assert fleet.chat("hi", max_tokens=4, temperature=0).done
         fleet.down()
         for path in garbled:
-            assert path.read_text().startswith("step "), path.read_bytes()
+            assert path.read_text().startswith(("step ", "arena ")), path.read_bytes()
 
 
 def wrong_configuration_is_found_before_anything_starts():
@@ -278,7 +278,7 @@ main([
     down_kills_what_does_not_stop,
     failed_start_is_one_error_and_leaves_nothing,
     what_one_program_knows_is_asked_of_nobody_else,
-    a_rank_begins_anew_when_its_costs_are_not_readable,
+    what_was_learnt_and_is_not_readable_is_learnt_anew,
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,

@@ -1,10 +1,11 @@
 """Only match is on the critical path, and swap-in overlaps with compute (Must show 4 of the first path)."""
 
 import pathlib
+import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENCE, PATIENT_MATCH, SURE_HIT, Fleet, chat_hit, main, words  # noqa: E402
+from fleet import PATIENCE, PATIENT_MATCH, SURE_HIT, Fleet, chat_hit, main, words, write_backs_done  # noqa: E402
 
 DELAY_MS = 30  # about what a layer group computes for in the first chunk
 # Instrumented engines are sixteen times slower: they get a quarter of the work.
@@ -96,6 +97,31 @@ def a_fetch_slower_than_computing_is_given_up():
         assert "wait" in events, events
 
 
+def what_is_sooner_computed_is_not_waited_for():
+    fleet = Fleet(expect_failure=True, overrides=[PATIENT_MATCH])
+    # The host has learnt that its store takes seconds.
+    (fleet.run / "di-kvd.host0.cost").write_text("arena 20 1\nremote_arena 200 870\nstore 5000000 5000000\n")
+    with fleet.up():
+        head = words(300, seed=50)
+        first = fleet.chat(head, temperature=0, max_tokens=4)
+        write_backs_done(fleet)
+        assert fleet.chat(head, temperature=0, max_tokens=4).cached() > 200, "what is in the arena is used all the same"
+        fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
+        fleet.kill("di-kvd.store0", signal.SIGSTOP)  # nothing of what is only hinted at comes in time
+        try:
+            reply = fleet.chat(head, temperature=0, max_tokens=4)
+        finally:
+            fleet.kill("di-kvd.store0", signal.SIGCONT)
+        assert reply.status == 200 and reply.text == first.text and reply.cached() == 0, reply.usage
+        events = [r["event"] for r in fleet.explain(reply.request_id) if r["where"].startswith("di-prefill")]
+        assert "cut" in events and "wait" not in events, events
+        assert fleet.metric("di-prefill.0", "di_prefill_blocks_cut_total") > 0
+        assert fleet.metric("di-kvd.host0", "di_kv_fetches_cut_total") == 1
+        fleet.await_idle()
+        fleet.books_balance()
+
+
 if __name__ == "__main__":
     main([layer_group_0_computes_before_the_last_group_arrived, overlap_saves_the_transfer,
-          a_stalled_fetch_does_not_stop_others, a_fetch_slower_than_computing_is_given_up])
+          a_stalled_fetch_does_not_stop_others, a_fetch_slower_than_computing_is_given_up,
+          what_is_sooner_computed_is_not_waited_for])

@@ -1,6 +1,8 @@
 // kv_fetch, kv_prefetch: plans, reads, readiness, failures, leases, the books.
 #include "host/fetch.h"
 
+#include <limits>
+
 #include "tests/unit/host/world.h"
 
 namespace di::host {
@@ -547,6 +549,175 @@ TEST_F(FetchTest, APageThatFailsDuringThePlanIsKnownAfterwards) {
   EXPECT_EQ(fetching->blocks, 8u);
   EXPECT_EQ(arena.entries.at(fetching->entry).failed_block, 0u);
   EXPECT_EQ(heard<wire::kv_ready>(decode)->failed_block, 0u);
+}
+
+// ---- Fetch or compute ------------------------------------------------------------------------------------
+
+class ChoiceTest : public FetchTest {
+ protected:
+  // What it takes to compute a prompt that ends one token behind `blocks`.
+  wire::ComputeCost compute(std::uint32_t blocks, double token_us) const {
+    wire::ComputeCost cost;
+    cost.tokens = blocks * layout.block_tokens() + 1;
+    cost.chunk_tokens = 512;
+    cost.groups = 1;
+    cost.base_us = 1;
+    cost.token_us = token_us;
+    return cost;
+  }
+  static constexpr double cheap = 20;  // a token; a page of the store takes about a millisecond
+  static constexpr double dear = 1000;
+  const std::vector<Key> keys = test_keys(1, 0, 8);
+  const std::vector<Key> a{keys.begin(), keys.begin() + 4};
+  const std::vector<Key> b{keys.begin() + 4, keys.end()};
+};
+
+TEST_F(ChoiceTest, WhatIsSoonerComputedIsNotBrought) {
+  say(prefill, scope(1), wire::kv_fetch{keys, {compute(8, cheap)}});
+  answer_plan({planned(10, a, 0, 4), planned(11, b, 0, 4)});
+  const auto fetching = heard<wire::kv_fetching>(prefill);
+  ASSERT_TRUE(fetching);
+  EXPECT_EQ(fetching->code, 0);
+  EXPECT_EQ(fetching->blocks, 0u);
+  EXPECT_EQ(fetching->computed_blocks, 8u);
+  EXPECT_FALSE(heard<wire::kv_read>(store));
+  EXPECT_EQ(heard<wire::meta_release>(meta)->leases, std::vector<std::uint64_t>{77});
+  EXPECT_EQ(lost(Lost::computed), 8u);
+  EXPECT_EQ(core->fetches().counters().fetches_cut, 1u);
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(ChoiceTest, WhatIsDearToComputeIsBrought) {
+  say(prefill, scope(1), wire::kv_fetch{keys, {compute(8, dear)}});
+  answer_plan({planned(10, a, 0, 4), planned(11, b, 0, 4)});
+  const auto fetching = heard<wire::kv_fetching>(prefill);
+  ASSERT_TRUE(fetching);
+  EXPECT_EQ(fetching->blocks, 8u);
+  EXPECT_EQ(fetching->computed_blocks, 0u);
+}
+
+TEST_F(ChoiceTest, TheArenasFrontIsUsedAndTheStoresRestIsComputed) {
+  cached(a);
+  say(prefill, scope(1), wire::kv_fetch{keys, {compute(8, cheap)}});
+  answer_plan({planned(11, b, 0, 4)});
+  const auto fetching = heard<wire::kv_fetching>(prefill);
+  ASSERT_TRUE(fetching);
+  EXPECT_EQ(fetching->blocks, 4u);
+  EXPECT_EQ(fetching->computed_blocks, 4u);
+  EXPECT_TRUE(heard<wire::kv_ready>(prefill)->complete);
+  EXPECT_FALSE(heard<wire::kv_read>(store));
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_EQ(core->fetches().books().swapped, 4u);
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(ChoiceTest, WhatIsNowhereIsNotCountedAsComputed) {
+  say(prefill, scope(1), wire::kv_fetch{keys, {compute(8, cheap)}});
+  answer_plan({planned(10, a, 0, 4)});
+  EXPECT_EQ(heard<wire::kv_fetching>(prefill)->computed_blocks, 4u);
+  EXPECT_EQ(lost(Lost::computed), 4u);
+  EXPECT_EQ(lost(Lost::evicted), 4u);
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(ChoiceTest, APrefetchThatIsTooSlowIsGivenUp) {
+  say(router, scope(1), wire::kv_prefetch{keys, 1});
+  answer_plan({planned(10, a, 0, 4), planned(11, b, 0, 4)});
+  const auto read_a = heard<wire::kv_read>(store);
+  const auto read_b = heard<wire::kv_read>(store);
+  ASSERT_TRUE(read_a && read_b);
+  for (std::uint32_t g = 0; g < 4; ++g) deliver(*read_a, a, g);
+  // The first page is here by now, the second is sooner computed.
+  say(prefill, scope(1), wire::kv_fetch{keys, {compute(8, cheap)}});
+  EXPECT_FALSE(heard<wire::meta_plan>(meta));
+  const auto fetching = heard<wire::kv_fetching>(prefill);
+  ASSERT_TRUE(fetching);
+  EXPECT_EQ(fetching->blocks, 4u);
+  EXPECT_EQ(fetching->computed_blocks, 4u);
+  EXPECT_EQ(heard<wire::kv_read_cancel>(store)->transfer, read_b->transfer);
+  say(store, {}, wire::kv_read_cancelled{read_b->transfer});
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(ChoiceTest, ACostThatMakesNoSenseIsNoChoice) {
+  wire::ComputeCost nan = compute(8, cheap);
+  nan.base_us = std::numeric_limits<double>::quiet_NaN();
+  wire::ComputeCost negative = compute(8, -1);
+  wire::ComputeCost no_chunk = compute(8, cheap);
+  no_chunk.chunk_tokens = 0;
+  wire::ComputeCost no_group = compute(8, cheap);
+  no_group.groups = 0;
+  wire::ComputeCost nothing_left = compute(8, cheap);
+  --nothing_left.tokens;
+  std::uint32_t request = 1;
+  for (const wire::ComputeCost& wrong : {nan, negative, no_chunk, no_group, nothing_left}) {
+    say(prefill, scope(request), wire::kv_fetch{keys, {wrong}});
+    if (request == 1) answer_plan({planned(10, a, 0, 4), planned(11, b, 0, 4)});
+    EXPECT_EQ(heard<wire::kv_fetching>(prefill)->blocks, 8u) << request;
+    ++request;
+  }
+}
+
+TEST_F(ChoiceTest, FetchesThatTakeLongAreLearntFrom) {
+  const double before = core->fetches().cost().predict_us(balance::Place::store, 1 << 20);
+  std::uint32_t learnt = 0;
+  for (std::uint32_t chain = 2; chain < 12; ++chain) {
+    const std::vector<Key> others = test_keys(chain, 0, 4);
+    say(prefill, scope(chain), wire::kv_fetch{others});
+    answer_plan({planned(chain, others, 0, 4)}, chain);
+    const auto read = heard<wire::kv_read>(store);
+    ASSERT_TRUE(read);
+    advance(milliseconds(500));
+    for (std::uint32_t g = 0; g < 4; ++g) deliver(*read, others, g);
+    say(prefill, scope(chain), wire::kv_release{});
+    EXPECT_EQ(core->fetches().cost().samples(balance::Place::store), ++learnt);
+  }
+  EXPECT_GT(core->fetches().cost().predict_us(balance::Place::store, 1 << 20), 10 * before);
+  // One that nobody waits for to the end tells as much when it has taken longer than it should, and nothing before.
+  for (const Duration waited : {milliseconds(1), milliseconds(2000)}) {
+    say(prefill, scope(1), wire::kv_fetch{keys});
+    answer_plan({planned(10, a, 0, 4), planned(11, b, 0, 4)}, 99);
+    const auto read_a = heard<wire::kv_read>(store);
+    const auto read_b = heard<wire::kv_read>(store);
+    advance(waited);
+    say(prefill, scope(1), wire::kv_release{});
+    for (const auto& read : {read_a, read_b}) say(store, {}, wire::kv_read_cancelled{read->transfer});
+    if (waited > milliseconds(1)) ++learnt;
+    EXPECT_EQ(core->fetches().cost().samples(balance::Place::store), learnt);
+  }
+  const std::string text = core->fetches().cost().to_text();
+  restart(options(64));
+  ASSERT_TRUE(core->restore_costs(text).ok());
+  EXPECT_EQ(core->fetches().cost().to_text(), text);
+}
+
+TEST_F(ChoiceTest, APlaceThatIsAlwaysCutIsTriedNowAndThen) {
+  std::uint32_t probes = 0;
+  for (std::uint32_t request = 1; request <= 25; ++request) {  // one a second
+    say(prefill, scope(request), wire::kv_fetch{keys, {compute(8, cheap)}});
+    answer_plan({planned(10, a, 0, 4), planned(11, b, 0, 4)}, request);
+    if (heard<wire::kv_fetching>(prefill)->blocks > 0) {
+      ++probes;
+      say(prefill, scope(request), wire::kv_release{});
+      while (const auto read = heard<wire::kv_read>(store)) say(store, {}, wire::kv_read_cancelled{read->transfer});
+    }
+    advance(seconds(1));
+  }
+  EXPECT_EQ(probes, 2u);
+  EXPECT_EQ(core->fetches().counters().probes, 2u);
+  EXPECT_EQ(core->fetches().counters().fetches_cut, 23u);
+  EXPECT_TRUE(idle());
+}
+
+TEST_F(ChoiceTest, WhatOthersBroughtIsNotLearntFrom) {
+  say(prefill, scope(1), wire::kv_fetch{a});
+  answer_plan({planned(10, a, 0, 4)});
+  const auto read = heard<wire::kv_read>(store);
+  say(decode, scope(2), wire::kv_fetch{a});
+  advance(milliseconds(500));
+  for (std::uint32_t g = 0; g < 4; ++g) deliver(*read, a, g);
+  EXPECT_EQ(core->fetches().cost().samples(balance::Place::store), 1u);
 }
 
 }  // namespace

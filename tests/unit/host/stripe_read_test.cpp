@@ -1,4 +1,7 @@
 // Stripes on their way back: parts, columns that are lost, wrong or late, and what they are rebuilt from.
+#include <array>
+#include <numeric>
+
 #include "tests/unit/host/stripe_world.h"
 
 namespace di::host {
@@ -256,6 +259,7 @@ TEST(StripeRead, TheLeaseIsKeptWhileARebuildRuns) {
 
 // Whatever is lost, wrong, slow or gone in the middle: no wrong byte is shown, and nothing is left.
 TEST(StripeRandom, NoWrongByteAndNothingLeft) {
+  std::uint64_t cut = 0;
   std::uint64_t rebuilt = 0;
   std::uint64_t failed = 0;
   std::uint64_t fetched = 0;
@@ -278,6 +282,7 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
     world.fails = rng.chance(0.5) ? 0.02 : 0;
     world.no_space = rng.chance(0.3) ? 0.03 : 0;
     std::set<std::uint32_t> asking;
+    Rng choices(seed * 31);  // its own: what else happens does not hang on it
     const int steps = 1500;
     for (int step = 0; step < steps && !::testing::Test::HasFatalFailure(); ++step) {
       const std::uint64_t what = rng.below(100);
@@ -290,7 +295,19 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
           asking.erase(number);
           world.say(world.rank, scope, wire::kv_release{});
         } else {
-          world.say(world.rank, scope, wire::kv_fetch{stripe_keys(number % 3, 0, static_cast<std::uint32_t>(3 + rng.below(24)))});
+          wire::kv_fetch fetch;
+          fetch.keys = stripe_keys(number % 3, 0, static_cast<std::uint32_t>(3 + rng.below(24)));
+          // Half of them may be cut where computing is sooner, if anything is.
+          if (choices.chance(0.5)) {
+            fetch.compute.push_back({.tokens = static_cast<wire::U32>(fetch.keys.size()) * world.layout.block_tokens() + 1,
+                                     .chunk_tokens = 512,
+                                     .groups = static_cast<wire::U32>(1 + choices.below(4)),
+                                     .queue_us = choices.below(2) * 500,
+                                     .base_us = 100,
+                                     .token_us = std::array{1.0, 30.0, 500.0}[choices.below(3)],
+                                     .context_us = 1});
+          }
+          world.say(world.rank, scope, fetch);
         }
       } else if (what < 12) {
         world.evict_all();
@@ -326,6 +343,7 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
       world.settle();
       world.advance(seconds(1));
     }
+    world.settle();  // nobody waits for what is concealed after its last byte
     world.verify_shown();
     EXPECT_TRUE(world.idle());
     EXPECT_TRUE(world.data.exposures.empty());
@@ -334,6 +352,9 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
       std::printf("failed with seed=%llu\n", static_cast<unsigned long long>(seed));
       return;
     }
+    const Books& books = world.core->fetches().books();
+    EXPECT_EQ(books.matched, books.fetched + std::accumulate(books.lost.begin(), books.lost.end(), std::uint64_t{0}));
+    cut += world.core->fetches().counters().fetches_cut;
     rebuilt += world.core->fetches().counters().pages_rebuilt;
     failed += world.core->fetches().counters().pages_failed;
     fetched += world.core->fetches().books().fetched;
@@ -341,6 +362,7 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
     corrupt += world.core->fetches().counters().columns_corrupt + world.core->rebuilds().counters().columns_corrupt;
   }
   // It must reach what it is to test.
+  EXPECT_GT(cut, 25u);
   EXPECT_GT(rebuilt, 25u);
   EXPECT_GT(failed, 20u);
   EXPECT_GT(fetched, 500u);

@@ -136,6 +136,47 @@ TEST_F(ArbiterTest, TheBlocksOfAFetchThatDoesNotComeAreComputed) {
   EXPECT_EQ(progress->spans[0].length_us, 100000u);
 }
 
+TEST_F(ArbiterTest, DiKvdHearsWhatComputingTakesAndWhatItCutsIsComputed) {
+  PrefillCore::Options options;
+  options.arbiter = true;
+  begin(options);
+  wire::prefill_bind bind;
+  bind.bind = 1;
+  bind.tokens = test_tokens(18);
+  bind.keys = kv::chain_keys(Key{}, bind.tokens, 4);
+  bind.hit_blocks = 4;
+  bind.sampling.max_tokens = 20;
+  bind.cost_us = 100;
+  from_router(one, bind);
+  const auto fetch = heard<wire::kv_fetch>();
+  ASSERT_TRUE(fetch);
+  ASSERT_EQ(fetch->compute.size(), 1u);
+  EXPECT_EQ(fetch->compute[0].tokens, 18u);
+  EXPECT_EQ(fetch->compute[0].chunk_tokens, options.chunk_tokens);
+  EXPECT_EQ(fetch->compute[0].queue_us, 0u);
+  EXPECT_DOUBLE_EQ(fetch->compute[0].token_us, options.cost.token_us);
+  from_kvd(one, wire::kv_fetching{0, 77, 1, {slot(50, 1)}, 3});
+  const auto open = heard<wire::kv_open>();
+  ASSERT_TRUE(open);
+  EXPECT_EQ(core->watch().counters().cut_blocks, 3u);
+  std::vector<wire::SlotRef> slots;
+  for (std::uint32_t page = 0; page < open->page_blocks.size(); ++page) slots.push_back(slot(page, open->page_blocks[page]));
+  from_kvd(one, wire::kv_opened{0, open->tag, slots});
+  from_kvd(one, wire::kv_ready{77, 4, wire::block_none, true, {}, {}});
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->admissions.at(0).spec.cached_tokens, 4u);
+  give();
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->plan.rows.size(), 1u);
+  done.step.rows.at(0).computed_tokens = 14;
+  give();
+  const auto progress = heard<wire::prefill_progress>();
+  ASSERT_TRUE(progress);
+  ASSERT_EQ(progress->spans.size(), 1u);  // explain shows it
+  EXPECT_EQ(progress->spans[0].kind, static_cast<wire::U8>(wire::SpanKind::cut));
+  EXPECT_EQ(progress->spans[0].group, 3u);
+}
+
 TEST_F(ArbiterTest, CostsOutliveTheProcess) {
   hit(true);
   const std::string text = core->costs();
