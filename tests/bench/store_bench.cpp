@@ -196,6 +196,7 @@ class Daemon {
       put.stripe = stripe;
       put.fingerprint = layout_.fingerprint();
       put.pages = {page_};
+      put.code.data_columns = 1;
       put.slot = ref(slot);
       slot_of_[stripe % slot_of_.size()] = slot;
       server_->on_message(wire::Envelope::make(host_.instance, host_.generation, {}, put));
