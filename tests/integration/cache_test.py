@@ -1,5 +1,6 @@
 """The cache: the same prompt twice, across the death of every daemon, and isolated between users."""
 
+import json
 import os
 import pathlib
 import signal
@@ -7,7 +8,9 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words  # noqa: E402
+from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+
+BLOCK_TOKENS = 32
 
 
 def pending_write_backs(fleet):
@@ -102,14 +105,40 @@ def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
         assert replies["first"].cached() == 0 and replies["second"].cached() >= 1024, [r.usage for r in replies.values()]
 
 
-# F22: blocks of the answer, too.
+def post(fleet, path, **body):
+    status, _, data = fleet.request("POST", path, json.dumps({"model": "demo", **body}))
+    assert status == 200, data
+    return json.loads(data)
+
+
+def stored_blocks(fleet):
+    return sum(row["blocks"] for row in fleet.ctl("-d", "di-meta.0", "show", "kv") if row["tier"] == "store")
+
+
+# F22: the blocks of the answer too, to the last full one, and out of the store.
 def the_next_turn_of_a_conversation_hits_the_answer_too():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
-        first = [{"role": "user", "content": words(200, seed=4)}]
-        answer = fleet.chat(first, temperature=0, max_tokens=200, ignore_eos=True)
-        before = answer.usage["prompt_tokens"]
-        turn = first + [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and then?"}]
-        wait_for(lambda: fleet.chat(turn, temperature=0, max_tokens=4).cached() >= before, "a hit past the first prompt", 20)
+        ask = dict(temperature=0, ignore_eos=True)
+        for seed in range(4, 20):
+            prompt = words(100, seed=seed)
+            write_backs_done(fleet)
+            before = stored_blocks(fleet)
+            answer = post(fleet, "/v1/completions", prompt=prompt, max_tokens=200, **ask)
+            turn = prompt + answer["choices"][0]["text"]
+            tokens = answer["usage"]["total_tokens"]
+            # Not every answer of the demo model is read as the tokens that it was written in.
+            if post(fleet, "/tokenize", prompt=turn)["count"] == tokens:
+                break
+        else:
+            raise AssertionError("no answer is read as it was written")
+        write_backs_done(fleet)
+        stored = stored_blocks(fleet) - before
+        fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
+        next_turn = post(fleet, "/v1/completions", prompt=turn + words(20, seed=1), max_tokens=4, **ask)
+        cached = next_turn["usage"]["prompt_tokens_details"]["cached_tokens"]
+        # The last token was sampled and never computed with.
+        assert cached == (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS, (cached, tokens)
+        assert stored == cached // BLOCK_TOKENS, (stored, cached)
 
 
 # G03, G04: there is no standby; a lost di-meta means cold service, and nobody is restarted for it.
