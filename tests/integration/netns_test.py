@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from faults import HUNG_AFTER_S, check, compare, streams, undisturbed  # noqa: E402
@@ -300,6 +301,30 @@ def a_host_is_cut_off_in_the_middle_of_its_streams():
         fleet.await_idle(60)
 
 
+# G11: the first packet of every new connection is swallowed, for longer than a peer may be silent.
+def a_directory_that_swallows_packets_is_found_again():
+    with spread_fleet() as (fleet, network):
+        of_b = {instance for instance, host in fleet.host_of.items() if host == "b"}
+
+        def misses(instance):
+            # Whoever waits for a connection still answers.
+            return "di-meta.0" not in fleet.peers_of(instance)
+        network.between("b", "s", drop=True)
+        wait_for(lambda: all(misses(instance) for instance in of_b) and not of_b & members(fleet), "both sides to know", 60)
+        since = time.monotonic()
+        wait_for(lambda: all(misses(instance) for instance in of_b) and time.monotonic() - since >= 10, "ten seconds of tries", 60)
+        network.between("b", "s")
+        since = time.monotonic()
+        # The system's own patience with a connection would be two minutes.
+        wait_for(lambda: of_b <= members(fleet), "b to be back", 20)
+        print(f"  back after {time.monotonic() - since:.1f} s", flush=True)
+        wait_for(fleet.linked, "the hosts to meet", 60)
+        fleet.place("b", "b")
+        reply = fleet.chat(words(300, seed=111), **GREEDY)
+        assert reply.status == 200 and reply.done, reply.error
+        fleet.await_idle(60)
+
+
 def one_bit_is_wrong(*overrides, encrypted, **kwargs):
     """On its way from a to b, past the checksums of TCP: found, counted, and the request completes."""
     with spread_fleet(*overrides, **kwargs) as (fleet, network):
@@ -372,5 +397,6 @@ if __name__ == "__main__":
           where_nobody_reads_near_the_seat_the_pages_wait_for_the_link,
           a_link_that_loses_packets_is_waited_for, a_link_that_loses_packets_is_given_up,
           pages_behind_a_cut_link_are_computed_again, a_host_is_cut_off_in_the_middle_of_its_streams,
+          a_directory_that_swallows_packets_is_found_again,
           one_bit_of_a_page_is_wrong, one_bit_of_a_sealed_frame_is_wrong,
           one_bit_of_what_goes_between_zones_is_wrong])
