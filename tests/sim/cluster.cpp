@@ -89,6 +89,8 @@ Settings make_settings(Rng& rng, bool calm) {
       break;
   }
   settings.lines = make_script(rng);
+  // What a step takes here is what the script says, so that the costs learn anything: both choices are made.
+  settings.arbiter = rng.chance(0.5);
   if (calm) {
     // No hold that is shorter than what is measured, and no store that refuses.
     settings.hold = seconds(60);
@@ -136,6 +138,7 @@ class Cluster {
     for (std::size_t i = 0; i < hosts_; ++i) {
       if (!world_.alive(host_[i])) continue;
       const host::Core& core = static_cast<HostNode*>(world_.node(host_[i]))->core();
+      report_.cut += core.fetches().counters().fetches_cut;
       report_.rebuilt += core.fetches().counters().pages_rebuilt;
       report_.repaired += core.repairs().counters().columns;
       report_.degraded += core.writeback().counters().degraded;

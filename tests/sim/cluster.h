@@ -24,6 +24,7 @@ struct Report {
   std::uint64_t events = 0;
   std::uint64_t moved = 0;  // segments between machines
   // Of hosts as they are at the end.
+  std::uint64_t cut = 0;       // fetches of which some was sooner computed
   std::uint64_t rebuilt = 0;   // pages of which columns were missing
   std::uint64_t repaired = 0;  // columns
   std::uint64_t degraded = 0;  // stripes published without all columns

@@ -38,6 +38,7 @@ bool run(std::uint64_t seed, std::optional<std::uint16_t> lost, bool trace, di::
   sum.events += report.events;
   sum.moved += report.moved;
   sum.lost += report.lost;
+  sum.cut += report.cut;
   sum.rebuilt += report.rebuilt;
   sum.repaired += report.repaired;
   sum.degraded += report.degraded;
@@ -85,11 +86,11 @@ int main(int argc, char** argv) {
       static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.moved),
       static_cast<unsigned long long>(sum.events));
   // A fleet that never hits and never re-enters would prove nothing.
-  std::printf("rebuilt=%llu repaired=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.rebuilt),
+  std::printf("cut=%llu rebuilt=%llu repaired=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.cut), static_cast<unsigned long long>(sum.rebuilt),
               static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.degraded));
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0 ||
-                       sum.rebuilt == 0 || sum.repaired == 0 || sum.degraded == 0)) {
-    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, rebuilt, repaired or degraded\n");
+                       sum.cut == 0 || sum.rebuilt == 0 || sum.repaired == 0 || sum.degraded == 0)) {
+    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, cut, rebuilt, repaired or degraded\n");
     ++failed;
   }
   for (const std::uint16_t message : di::sim::said_again()) {

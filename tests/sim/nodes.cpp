@@ -575,6 +575,7 @@ typename Core::Options rank_options(const Settings& settings) {
   if constexpr (std::is_same_v<Core, rank::PrefillCore>) {
     options.chunk_tokens = settings.chunk_tokens;
     options.overlap = settings.overlap;
+    options.arbiter = settings.arbiter;
     options.hold = settings.hold;
   } else {
     options.seat_ttl = settings.seat_ttl;

@@ -41,6 +41,7 @@ struct Settings {
   Duration hold = seconds(60);
   Duration seat_ttl = seconds(30);
   bool overlap = true;
+  bool arbiter = false;
   host::Admit admit = host::Admit::always;
   double store_fails = 0;  // chance of each read and put
   directory::Geometry geometry{};
