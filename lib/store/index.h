@@ -6,6 +6,7 @@
 // bytes for each that is in it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -22,7 +23,8 @@ class SlotIndex {
   // Calls `match(number)` for the slots of `stripe` until it returns true, and returns that one, or none.
   // `stripe_of(number)` is the stripe of a slot that is in the index.
   template <class StripeOf, class Match>
-  [[nodiscard]] std::uint32_t find(std::uint64_t stripe, const StripeOf& stripe_of, const Match& match) const {
+  [[nodiscard]] std::uint32_t find(std::uint64_t stripe, const StripeOf& stripe_of,
+                                   const Match& match) const {
     const std::uint64_t hash = hash_of(stripe);
     const Shard& shard = shards_[hash % shards];
     if (shard.cells.empty()) return none;
@@ -33,19 +35,55 @@ class SlotIndex {
     }
   }
 
-  // Room for so many entries without growing on the way; the index is empty.
-  void reserve(std::size_t entries);
-  // For many in a row: asks memory for what find() and insert() will look at first, and says which slot
-  // that is, or none.
-  void prefetch(std::uint64_t stripe) const {
-    const std::uint64_t hash = hash_of(stripe);
-    const Shard& shard = shards_[hash % shards];
-    if (!shard.cells.empty()) __builtin_prefetch(&shard.cells[home(hash, shard.cells.size())]);
-  }
-  [[nodiscard]] std::uint32_t first_looked_at(std::uint64_t stripe) const {
-    const std::uint64_t hash = hash_of(stripe);
-    const Shard& shard = shards_[hash % shards];
-    return shard.cells.empty() ? none : shard.cells[home(hash, shard.cells.size())];
+  // What to do with a slot when an earlier one may be of the same stripe and column.
+  enum class Clash : std::uint8_t { other_stripe, keep_earlier, replace };
+  // Fills an empty index with many at once.  `each(add)` calls add(number, stripe) for all of them, and is
+  // called twice; `clash(number, earlier)` compares two that look alike.
+  //
+  // Sorted into the shards first, each of which is then filled inside a processor's cache: what does not look
+  // alike is told apart without a look at the slots, which are all over memory.
+  template <class Each, class Decide>
+  void build(const Each& each, const Decide& clash) {
+    DI_ASSERT(count_ == 0);
+    struct Entry {
+      std::uint32_t number = 0;
+      std::uint32_t part = 0;  // of the hash: what home() looks at
+    };
+    std::array<std::size_t, shards + 1> ends{};
+    each([&](std::uint32_t, std::uint64_t stripe) { ++ends[hash_of(stripe) % shards + 1]; });
+    for (std::size_t shard = 1; shard <= shards; ++shard) ends[shard] += ends[shard - 1];
+    std::vector<Entry> entries(ends[shards]);
+    std::array<std::size_t, shards> next_entry{};
+    std::copy_n(ends.begin(), shards, next_entry.begin());
+    each([&](std::uint32_t number, std::uint64_t stripe) {
+      const std::uint64_t hash = hash_of(stripe);
+      entries[next_entry[hash % shards]++] = {number, static_cast<std::uint32_t>(hash / shards)};
+    });
+    std::vector<std::uint32_t> parts;  // beside the cells
+    for (std::size_t i = 0; i < shards; ++i) {
+      Shard& shard = shards_[i];
+      const std::size_t count = ends[i + 1] - ends[i];
+      if (count == 0) continue;
+      std::size_t cells = cells_min;
+      while (room(cells) < count) cells *= 2;
+      shard.cells.assign(cells, none);
+      parts.assign(cells, 0);
+      for (std::size_t entry = ends[i]; entry < ends[i + 1]; ++entry) {
+        const auto [number, part] = entries[entry];
+        std::size_t at = part & (cells - 1);
+        Clash found = Clash::other_stripe;
+        for (; shard.cells[at] != none; at = next(at, cells)) {
+          if (parts[at] != part) continue;
+          found = clash(number, shard.cells[at]);
+          if (found != Clash::other_stripe) break;
+        }
+        if (found == Clash::keep_earlier) continue;
+        shard.count += shard.cells[at] == none ? 1 : 0;
+        shard.cells[at] = number;
+        parts[at] = part;
+      }
+      count_ += shard.count;
+    }
   }
 
   // `number` is not in the index.
@@ -56,7 +94,8 @@ class SlotIndex {
     Shard& shard = shards_[hash % shards];
     if (shard.count + 1 > room(shard.cells.size())) {
       const std::vector<std::uint32_t> old = std::exchange(
-          shard.cells, std::vector<std::uint32_t>(shard.cells.empty() ? cells_min : 2 * shard.cells.size(), none));
+          shard.cells,
+          std::vector<std::uint32_t>(shard.cells.empty() ? cells_min : 2 * shard.cells.size(), none));
       for (const std::uint32_t moved : old) {
         if (moved != none) place(shard.cells, hash_of(stripe_of(moved)), moved);
       }

@@ -12,8 +12,6 @@ constexpr std::size_t meta_page_bytes = 4096;
 // Tables are read in parts of this length.
 constexpr std::size_t table_part_bytes = std::size_t{1} << 20;
 
-// Slots that are prefetched at once: as many as memory can be asked for.
-constexpr std::uint32_t adopt_ahead = 32;
 
 // The index has 32 bits for a slot: 64 TiB of the smallest.
 Status check_slots(const Geometry& geometry) {
@@ -86,11 +84,6 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
     volume->segments_[number].open = true;
     volume->open_.insert(number);
   }
-  std::size_t slots = 0;
-  for (const Segment& segment : volume->segments_) {
-    if (segment.record.bound) slots += volume->slots_of(segment.record.slot_class);
-  }
-  volume->index_.reserve(slots);
   for (std::uint32_t number = 0; number < geometry.segments; ++number) {
     const SegmentRecord& record = volume->segments_[number].record;
     volume->next_sequence_ =
@@ -101,6 +94,7 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
     }
     DI_TRY(volume->load_segment(disk, number, buffer));
   }
+  volume->index_all();
 
   ++volume->superblock_.epoch;
   const MetaWrite superblock = volume->next_superblock();
@@ -140,18 +134,6 @@ Status Volume::load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buf
     page += some;
   }
   for (std::uint32_t slot = 0; slot < count; ++slot) {
-    // Where the index looks is all over memory: it is asked for a few records ahead.
-    if (slot % adopt_ahead == 0) {
-      const std::uint32_t last = std::min(count, slot + adopt_ahead);
-      for (std::uint32_t i = slot; i < last; ++i) {
-        if (records[i] && records[i]->live) index_.prefetch(records[i]->stripe);
-      }
-      for (std::uint32_t i = slot; i < last; ++i) {
-        if (!records[i] || !records[i]->live) continue;
-        const std::uint32_t other = index_.first_looked_at(records[i]->stripe);
-        if (other != SlotIndex::none) __builtin_prefetch(&slot_at(address_of(other)));
-      }
-    }
     if (records[slot]) next_sequence_ = std::max(next_sequence_, records[slot]->sequence + 1);
     if (doubtful[slot]) {
       DI_TRY(load_slot(disk, number, slot, records[slot], buffer));
@@ -163,8 +145,6 @@ Status Volume::load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buf
   if (segment.used == 0) empty_.insert(number);
   if (segment.used < count) {
     with_room_[segment.record.slot_class].insert(number);
-  } else {
-    with_room_[segment.record.slot_class].erase(number);  // a duplicate's release put it there
   }
   return {};
 }
@@ -217,27 +197,12 @@ Status Volume::load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
   found.sequence = header->sequence;
   found.payload_bytes = header->shard.payload_bytes();
   adopt(at, found);
-  // Unless an older slot of the same column won.
-  if (slot_at(at).state == SlotState::live) slot_at(at).verified = true;
+  slot_at(at).verified = true;
   ++stats_.recovered_by_header;
   return {};
 }
 
 void Volume::adopt(SlotAddress at, const SlotRecord& record) {
-  // One column in two slots: the later write counts.
-  if (const auto other = find(record.stripe, record.column)) {
-    const SlotAddress old = *other;
-    if (slot_at(old).sequence >= record.sequence) {
-      mark_dirty(at);
-      return;
-    }
-    index_erase(old);
-    mark_dirty(old);
-    --stats_.slots_live;
-    stats_.payload_bytes_live -= slot_at(old).payload_bytes;
-    stats_.slot_bytes_live -= segments_[old.segment].record.slot_class.slot_bytes;
-    release(old);
-  }
   Slot& slot = slot_at(at);
   slot.stripe = record.stripe;
   slot.sequence = record.sequence;
@@ -245,11 +210,40 @@ void Volume::adopt(SlotAddress at, const SlotRecord& record) {
   slot.column = record.column;
   slot.state = SlotState::live;
   slot.verified = false;
-  if (segments_[at.segment].used++ == 0) empty_.erase(at.segment);
-  index_insert(at);
-  ++stats_.slots_live;
-  stats_.payload_bytes_live += slot.payload_bytes;
-  stats_.slot_bytes_live += segments_[at.segment].record.slot_class.slot_bytes;
+  ++segments_[at.segment].used;
+}
+
+void Volume::index_all() {
+  const auto each = [this](const auto& add) {
+    for (std::uint32_t segment = 0; segment < segments_.size(); ++segment) {
+      const std::vector<Slot>& slots = segments_[segment].slots;
+      for (std::uint32_t slot = 0; slot < slots.size(); ++slot) {
+        if (slots[slot].state == SlotState::live) add(number_of({segment, slot}), slots[slot].stripe);
+      }
+    }
+  };
+  const auto drop = [this](SlotAddress at) {
+    slot_at(at).verified = false;
+    mark_dirty(at);
+    release(at);
+  };
+  index_.build(each, [&](std::uint32_t number, std::uint32_t earlier) {
+    const SlotAddress at = address_of(number);
+    const SlotAddress other = address_of(earlier);
+    if (slot_at(at).stripe != slot_at(other).stripe || slot_at(at).column != slot_at(other).column)
+      return SlotIndex::Clash::other_stripe;
+    // One column in two slots: the later write counts.
+    const bool keep = slot_at(other).sequence >= slot_at(at).sequence;
+    drop(keep ? at : other);
+    return keep ? SlotIndex::Clash::keep_earlier : SlotIndex::Clash::replace;
+  });
+  for (const Segment& segment : segments_) {
+    stats_.slots_live += segment.used;
+    stats_.slot_bytes_live += std::uint64_t{segment.used} * segment.record.slot_class.slot_bytes;
+    for (const Slot& slot : segment.slots) {
+      if (slot.state == SlotState::live) stats_.payload_bytes_live += slot.payload_bytes;
+    }
+  }
 }
 
 // ---- put

@@ -182,7 +182,10 @@ class Volume {
   Status load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buffer);
   Status load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
                    const std::optional<SlotRecord>& record, AlignedBuffer& buffer);
+  // It is live, and not yet in the index.
   void adopt(SlotAddress at, const SlotRecord& record);
+  // All live slots, after the tables are read.
+  void index_all();
   [[nodiscard]] std::optional<SlotAddress> find(std::uint64_t stripe, std::uint16_t column) const;
   void index_insert(SlotAddress at);
   void index_erase(SlotAddress at);

@@ -4,6 +4,8 @@
 
 #include <map>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "base/rng.h"
 
@@ -46,18 +48,50 @@ TEST(SlotIndex, finds_what_a_multimap_finds) {
   }
 }
 
-TEST(SlotIndex, room_that_was_reserved_is_enough) {
-  SlotIndex index;
-  index.reserve(50000);
-  const std::size_t bytes = index.bytes();
-  EXPECT_LE(bytes, 50000u * 12 + sizeof index);
-  const auto stripe_of = [](std::uint32_t number) { return std::uint64_t{number} + 1000; };
-  for (std::uint32_t number = 0; number < 50000; ++number) {
-    index.prefetch(stripe_of(number));
-    index.insert(stripe_of(number), number, stripe_of);
+// Built at once it finds what it finds when it is filled one by one; of slots that are the same, the higher number.
+TEST(SlotIndex, building_is_inserting) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    std::printf("seed=%llu\n", static_cast<unsigned long long>(seed));
+    Rng rng(seed);
+    const std::uint64_t stripes = 1 + rng.below(60000);
+    const auto numbers = static_cast<std::uint32_t>(rng.below(60000));
+    std::vector<std::uint64_t> stripe_of_number;
+    std::vector<std::uint32_t> column_of_number;
+    for (std::uint32_t number = 0; number < numbers; ++number) {
+      stripe_of_number.push_back(rng.below(stripes) << (seed % 4 * 16));
+      column_of_number.push_back(static_cast<std::uint32_t>(rng.below(3)));
+    }
+    std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint32_t> model;
+    for (std::uint32_t number = 0; number < numbers; ++number)
+      model[{stripe_of_number[number], column_of_number[number]}] = number;
+    SlotIndex index;
+    index.build(
+        [&](const auto& add) {
+          for (std::uint32_t number = 0; number < numbers; ++number) add(number, stripe_of_number[number]);
+        },
+        [&](std::uint32_t number, std::uint32_t earlier) {
+          const bool same = stripe_of_number[number] == stripe_of_number[earlier] &&
+                            column_of_number[number] == column_of_number[earlier];
+          if (!same) return SlotIndex::Clash::other_stripe;
+          return number > earlier ? SlotIndex::Clash::replace : SlotIndex::Clash::keep_earlier;
+        });
+    ASSERT_EQ(index.count(), model.size());
+    if (numbers > 20000) {
+      EXPECT_LE(index.bytes(), std::size_t{numbers} * 12 + sizeof index);
+    }
+    const auto stripe_of = [&](std::uint32_t number) { return stripe_of_number[number]; };
+    const auto find = [&](std::uint64_t stripe, std::uint32_t column) {
+      return index.find(stripe, stripe_of, [&](std::uint32_t other) { return column_of_number[other] == column; });
+    };
+    for (const auto& [name, number] : model) ASSERT_EQ(find(name.first, name.second), number);
+    // It goes on as any other.
+    for (const auto& [name, number] : model) {
+      index.erase(name.first, number, stripe_of);
+      ASSERT_EQ(find(name.first, name.second), SlotIndex::none);
+      index.insert(name.first, number, stripe_of);
+    }
+    ASSERT_EQ(index.count(), model.size());
   }
-  EXPECT_EQ(index.bytes(), bytes);
-  EXPECT_EQ(index.first_looked_at(stripe_of(0)) == SlotIndex::none, false);
 }
 
 TEST(SlotIndex, takes_at_most_twelve_bytes_an_entry) {
