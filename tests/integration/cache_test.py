@@ -8,7 +8,7 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import PATIENCE, SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
 
 BLOCK_TOKENS = 32
 
@@ -85,7 +85,9 @@ def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
     """di-meta finds both when it looks up again, the host's pages and a match for them: it reads its peers in turns."""
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         pid = fleet.pid("di-meta.0")
-        prompt = words(1500, seed=6)
+        # What an instrumented engine reads in the seconds after which a silent di-meta is lost.
+        length = 1500 if PATIENCE == 1 else 200
+        prompt = words(length, seed=6)
         replies = {}
 
         def ask(name):
@@ -102,7 +104,7 @@ def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
         finally:
             os.kill(pid, signal.SIGCONT)
         second.join()
-        assert replies["first"].cached() == 0 and replies["second"].cached() >= 1024, [r.usage for r in replies.values()]
+        assert replies["first"].cached() == 0 and replies["second"].cached() >= 0.6 * length, [r.usage for r in replies.values()]
 
 
 def post(fleet, path, **body):
