@@ -1,7 +1,5 @@
 #include "store/erasure.h"
 
-#include <isa-l/erasure_code.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -14,13 +12,19 @@ namespace di::store {
 
 namespace {
 
-// Of each column at a time: all of them fill a small part of a second-level cache.  The products come first:
-// they read the columns side by side, which memory answers faster than one after the other, and the
-// checksums find the slice in the cache.  (The other way round costs a third of the rate, slices of 32 KiB
-// and prefetching the next slice cost some more.)
-constexpr std::size_t slice_bytes = std::size_t{8} << 10;
-// ISA-L's table for multiplying with one number.
-constexpr std::size_t factor_bytes = 32;
+// Of each column at a time, all of which fill a part of a second-level cache, and what is done with it first.
+// Measured (tests/bench/erasure_bench), each at its best:
+//   isal  products: they read the columns side by side, which memory answers faster than one after the other, and
+//         the checksums find the slice in the cache.  The other way round costs a third of the rate.
+//   gfni  checksums: the products are faster than memory, and lose more when they wait for it.  The other way
+//         round costs a tenth to a fifth.
+struct Pace {
+  std::size_t slice_bytes;
+  bool sums_first;
+};
+constexpr Pace pace_of(Products::Way way) {
+  return way == Products::Way::gfni ? Pace{std::size_t{32} << 10, true} : Pace{std::size_t{8} << 10, false};
+}
 
 constexpr std::size_t columns_max = Erasure::columns_max;
 constexpr std::size_t rows_max = Erasure::parity_max;
@@ -33,7 +37,7 @@ struct Combination {
   };
   struct Row {
     MutableByteView bytes;
-    const std::uint8_t* factors = nullptr;  // [sources][factor_bytes]
+    const std::uint8_t* factors = nullptr;  // [sources]
     std::uint32_t* crc = nullptr;
   };
   std::array<Source, columns_max> sources;
@@ -41,24 +45,26 @@ struct Combination {
   std::array<Row, rows_max> rows;
   std::size_t rows_count = 0;
 
-  void run() const;
+  void run(Products::Way way) const;
 };
 
-void Combination::run() const {
+void Combination::run(Products::Way way) const {
   const std::span all(sources.data(), sources_count);
   const std::span made(rows.data(), rows_count);
   std::size_t end = 0;
   for (const Source& source : all) end = std::max(end, source.bytes.size());
   for (const Row& row : made) end = std::max(end, row.bytes.size());
 
-  // The factors of those that reach as far as the slice.
-  std::array<std::uint8_t, rows_max * columns_max * factor_bytes> factors;
-  std::array<unsigned char*, columns_max> from;
+  const Pace pace = pace_of(way);
+  // Of those that reach as far as the slice.
+  Products products(way);
+  std::array<std::uint8_t, rows_max * columns_max> factors;
+  std::array<const unsigned char*, columns_max> from;
   std::array<unsigned char*, rows_max> to;
-  std::uint32_t gathered = 0;  // bits of the sources, and above them of the rows, that `factors` is for
+  std::uint32_t gathered = 0;  // bits of the sources, and above them of the rows, that `products` is for
   std::size_t bytes = 0;
   for (std::size_t at = 0; at < end; at += bytes) {
-    bytes = std::min(end - at, slice_bytes);
+    bytes = std::min(end - at, pace.slice_bytes);
     std::uint32_t active = 0;
     const auto reach = [&](std::size_t length, std::size_t bit) {
       if (length <= at) return false;
@@ -66,39 +72,40 @@ void Combination::run() const {
       active |= 1u << bit;
       return true;
     };
-    int from_count = 0;
-    int to_count = 0;
+    std::size_t from_count = 0;
+    std::size_t to_count = 0;
     for (std::size_t s = 0; s < all.size(); ++s) {
-      // ISA-L's parameter is not const; it only reads.
-      if (!reach(all[s].bytes.size(), s)) continue;
-      auto* source = reinterpret_cast<const unsigned char*>(all[s].bytes.data()) + at;
-      from[static_cast<std::size_t>(from_count++)] = const_cast<unsigned char*>(source);
+      if (reach(all[s].bytes.size(), s))
+        from[from_count++] = reinterpret_cast<const unsigned char*>(all[s].bytes.data()) + at;
     }
     for (std::size_t r = 0; r < made.size(); ++r) {
-      if (!reach(made[r].bytes.size(), columns_max + r)) continue;
-      to[static_cast<std::size_t>(to_count++)] = reinterpret_cast<unsigned char*>(made[r].bytes.data()) + at;
+      if (reach(made[r].bytes.size(), columns_max + r))
+        to[to_count++] = reinterpret_cast<unsigned char*>(made[r].bytes.data()) + at;
     }
     if (gathered != active) {
       gathered = active;
-      std::uint8_t* next = factors.data();
+      std::size_t count = 0;
       for (std::size_t r = 0; r < made.size(); ++r) {
         if ((active >> (columns_max + r) & 1u) == 0) continue;
         for (std::size_t s = 0; s < all.size(); ++s) {
-          if ((active >> s & 1u) == 0) continue;
-          std::memcpy(next, made[r].factors + s * factor_bytes, factor_bytes);
-          next += factor_bytes;
+          if ((active >> s & 1u) != 0) factors[count++] = made[r].factors[s];
         }
       }
+      products.set(std::span(factors).first(count), from_count, to_count);
     }
-    if (to_count > 0 && from_count > 0) {
-      ec_encode_data(static_cast<int>(bytes), from_count, to_count, factors.data(), from.data(), to.data());
+    const auto sum = [&] {
+      for (const Source& source : all) {
+        if (source.crc != nullptr && source.bytes.size() > at)
+          *source.crc = crc32c_extend(*source.crc, source.bytes.subspan(at, bytes));
+      }
+    };
+    if (pace.sums_first) sum();
+    if (from_count > 0) {
+      products.run(bytes, std::span(from).first(from_count), std::span(to).first(to_count));
     } else {
-      for (int r = 0; r < to_count; ++r) std::memset(to[static_cast<std::size_t>(r)], 0, bytes);
+      for (std::size_t r = 0; r < to_count; ++r) std::memset(to[r], 0, bytes);
     }
-    for (const Source& source : all) {
-      if (source.crc == nullptr || source.bytes.size() <= at) continue;
-      *source.crc = crc32c_extend(*source.crc, source.bytes.subspan(at, bytes));
-    }
+    if (!pace.sums_first) sum();
     for (const Row& row : made) {
       if (row.bytes.size() <= at) continue;
       *row.crc = crc32c_extend(*row.crc, row.bytes.subspan(at, bytes));
@@ -108,17 +115,17 @@ void Combination::run() const {
 
 }  // namespace
 
-Result<Erasure> Erasure::create(std::uint32_t data_columns, std::uint32_t parity_columns) {
+Result<Erasure> Erasure::create(std::uint32_t data_columns, std::uint32_t parity_columns, Products::Way way) {
   const std::uint32_t k = data_columns;
   const std::uint32_t m = parity_columns;
   const auto refused = [&](const char* why) {
     return Error{Code::unsupported, 0, "code " + std::to_string(k) + "+" + std::to_string(m) + ": " + why};
   };
   if (k == 0 || m > parity_max || k > columns_max - m) return refused("too few or too many columns");
-  Erasure code(k, m);
+  Erasure code(k, m, way);
   using Matrix = std::array<std::uint8_t, std::size_t{columns_max} * columns_max>;
   Matrix encode;
-  gf_gen_rs_matrix(encode.data(), static_cast<int>(k + m), static_cast<int>(k));
+  galois::reed_solomon(encode, k + m, k);
   for (std::uint32_t unused = 0; unused < 1u << (k + m); ++unused) {
     if (static_cast<std::uint32_t>(std::popcount(unused)) != m) continue;
     // Rows of the columns that are used; its inverse makes data of them.
@@ -128,27 +135,25 @@ Result<Erasure> Erasure::create(std::uint32_t data_columns, std::uint32_t parity
       if ((unused >> column & 1u) == 0) std::copy_n(&encode[column * k], k, &used[row++ * k]);
     }
     Matrix inverse;
-    if (gf_invert_matrix(used.data(), inverse.data(), static_cast<int>(k)) != 0) {
+    if (!galois::invert(used, inverse, k)) {
       return refused("some losses could not be made up for");
     }
-    Matrix made;
+    Pattern& pattern = code.patterns_.emplace_back();
+    pattern.unused = unused;
+    pattern.factors.resize(std::size_t{m} * k);
     row = 0;
     for (std::uint32_t column = 0; column < k + m; ++column) {
       if ((unused >> column & 1u) == 0) continue;
       for (std::uint32_t source = 0; source < k; ++source) {
         std::uint8_t sum = 0;
         for (std::uint32_t data = 0; data < k; ++data) {
-          sum =
-              static_cast<std::uint8_t>(sum ^ gf_mul(encode[column * k + data], inverse[data * k + source]));
+          sum = static_cast<std::uint8_t>(
+              sum ^ galois::multiply(encode[column * k + data], inverse[data * k + source]));
         }
-        made[row * k + source] = sum;
+        pattern.factors[row * k + source] = sum;
       }
       ++row;
     }
-    Pattern& pattern = code.patterns_.emplace_back();
-    pattern.unused = unused;
-    pattern.factors.resize(std::size_t{m} * k * factor_bytes);
-    ec_init_tables(static_cast<int>(k), static_cast<int>(m), made.data(), pattern.factors.data());
   }
   return code;
 }
@@ -169,10 +174,10 @@ void Erasure::encode(std::span<const ByteView> data, std::span<const MutableByte
   const Pattern& pattern = patterns_.back();
   for (std::uint32_t p = 0; p < parity_columns_; ++p) {
     DI_ASSERT(parity[p].size() == longest);
-    work.rows[p] = {parity[p], pattern.factors.data() + std::size_t{p} * k * factor_bytes, &crcs[k + p]};
+    work.rows[p] = {parity[p], pattern.factors.data() + std::size_t{p} * k, &crcs[k + p]};
   }
   work.rows_count = parity_columns_;
-  work.run();
+  work.run(way_);
 }
 
 std::uint32_t Erasure::sources(std::uint32_t present) const {
@@ -207,10 +212,10 @@ Result<std::uint32_t> Erasure::decode(std::span<const Present> given, std::span<
     DI_ASSERT(want.column < columns() && (present >> want.column & 1u) == 0);
     const auto row = static_cast<std::size_t>(std::popcount(unused & ((1u << want.column) - 1)));
     DI_ASSERT(work.rows_count == 0 || want.column > wanted[work.rows_count - 1].column);
-    work.rows[work.rows_count++] = {want.bytes, pattern->factors.data() + row * data_columns_ * factor_bytes,
+    work.rows[work.rows_count++] = {want.bytes, pattern->factors.data() + row * data_columns_,
                                     &crcs[want.column]};
   }
-  work.run();
+  work.run(way_);
 
   std::uint32_t wrong = 0;
   for (std::uint32_t c = 0; c < columns(); ++c) {

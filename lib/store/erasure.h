@@ -9,7 +9,7 @@
 // there: memory is read once.
 //
 // Pure: immutable after creation, any thread; a call allocates nothing.  Bounds: columns_max, parity_max; the
-// tables of all C(k + m, m) ways to lose m columns are made at creation (66 for 10+2: 45 KB).
+// factors of all C(k + m, m) ways to lose m columns are made at creation (66 for 10+2: 1.3 KB).
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
+#include "store/galois.h"
 
 namespace di::store {
 
@@ -27,12 +28,13 @@ inline constexpr std::uint8_t code_id_reed_solomon = 1;
 
 class Erasure {
  public:
-  static constexpr std::uint32_t columns_max = 16;
-  static constexpr std::uint32_t parity_max = 4;
+  static constexpr std::uint32_t columns_max = Products::sources_max;
+  static constexpr std::uint32_t parity_max = Products::rows_max;
 
   // Errors: unsupported: no data column, more columns than the bounds, or a geometry whose matrix cannot
   // make up for every loss.
-  static Result<Erasure> create(std::uint32_t data_columns, std::uint32_t parity_columns);
+  static Result<Erasure> create(std::uint32_t data_columns, std::uint32_t parity_columns,
+                                Products::Way way = Products::best());
 
   [[nodiscard]] std::uint32_t data_columns() const { return data_columns_; }      // k
   [[nodiscard]] std::uint32_t parity_columns() const { return parity_columns_; }  // m
@@ -74,13 +76,14 @@ class Erasure {
  private:
   struct Pattern {
     std::uint32_t unused = 0;           // bits of the m columns that the others make
-    std::vector<std::uint8_t> factors;  // ISA-L's tables: [m][k][32], rows and sources ascending
+    std::vector<std::uint8_t> factors;  // [m][k], rows and sources ascending
   };
-  Erasure(std::uint32_t data_columns, std::uint32_t parity_columns)
-      : data_columns_(data_columns), parity_columns_(parity_columns) {}
+  Erasure(std::uint32_t data_columns, std::uint32_t parity_columns, Products::Way way)
+      : data_columns_(data_columns), parity_columns_(parity_columns), way_(way) {}
 
   std::uint32_t data_columns_;
   std::uint32_t parity_columns_;
+  Products::Way way_;
   std::vector<Pattern> patterns_;  // ascending by `unused`
 };
 

@@ -129,13 +129,23 @@ void expect_every_loss(const Erasure& code, const Segment& segment) {
   }
 }
 
-Erasure code_of(std::uint32_t k, std::uint32_t m) {
-  Result<Erasure> code = Erasure::create(k, m);
-  EXPECT_TRUE(code.ok());
-  return *std::move(code);
-}
+// Every test of the arithmetic goes both ways, where the processor has both.
+class Erasures : public testing::TestWithParam<Products::Way> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Products::Way::gfni && Products::best() != Products::Way::gfni)
+      GTEST_SKIP() << "this processor has no GFNI";
+  }
+  static Erasure code_of(std::uint32_t k, std::uint32_t m) {
+    Result<Erasure> code = Erasure::create(k, m, GetParam());
+    EXPECT_TRUE(code.ok());
+    return *std::move(code);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, Erasures, testing::Values(Products::Way::isal, Products::Way::gfni),
+                         [](const auto& way) { return way.param == Products::Way::gfni ? "gfni" : "isal"; });
 
-TEST(Erasure, every_double_loss_of_ten_and_two_comes_back_whatever_the_pages) {
+TEST_P(Erasures, every_double_loss_of_ten_and_two_comes_back_whatever_the_pages) {
   constexpr std::uint64_t seed = 4202;
   Rng rng(seed);
   const Erasure code = code_of(10, 2);
@@ -169,7 +179,7 @@ TEST(Erasure, every_double_loss_of_ten_and_two_comes_back_whatever_the_pages) {
   }
 }
 
-TEST(Erasure, other_geometries_come_back_too) {
+TEST_P(Erasures, other_geometries_come_back_too) {
   constexpr std::uint64_t seed = 4203;
   Rng rng(seed);
   const std::vector<std::pair<std::uint32_t, std::uint32_t>> geometries = {
@@ -190,7 +200,7 @@ TEST(Erasure, other_geometries_come_back_too) {
 }
 
 // The segments of real stripes, long pages among them.
-TEST(Erasure, segments_of_stripes_of_every_page_count_come_back) {
+TEST_P(Erasures, segments_of_stripes_of_every_page_count_come_back) {
   constexpr std::uint64_t seed = 4204;
   Rng rng(seed);
   const Erasure code = code_of(10, 2);
@@ -217,7 +227,7 @@ TEST(Erasure, segments_of_stripes_of_every_page_count_come_back) {
   }
 }
 
-TEST(Erasure, four_mebibytes_come_back) {
+TEST_P(Erasures, four_mebibytes_come_back) {
   Rng rng(4205);
   const Erasure code = code_of(10, 2);
   const Segment segment(10, 2, Lengths(10, std::size_t{4} << 20), rng);
@@ -226,7 +236,7 @@ TEST(Erasure, four_mebibytes_come_back) {
   expect_decoded(code, segment, 0x021, 0x021);
 }
 
-TEST(Erasure, a_wrong_source_or_result_is_named) {
+TEST_P(Erasures, a_wrong_source_or_result_is_named) {
   Rng rng(4206);
   const Erasure code = code_of(4, 2);
   Segment segment(4, 2, {8192, 8192, 4096, 8192}, rng);
@@ -252,7 +262,7 @@ TEST(Erasure, a_wrong_source_or_result_is_named) {
 
 // Case F16: 4+2 with damage in 1, 2 and 3 columns: right bytes as long as there can be any, and never wrong
 // ones.
-TEST(Erasure, damage_is_found_and_made_up_for_until_too_many_columns_have_it) {
+TEST_P(Erasures, damage_is_found_and_made_up_for_until_too_many_columns_have_it) {
   Rng rng(4208);
   const Erasure code = code_of(4, 2);
   for (std::uint32_t damaged = 1; damaged < 1u << 6; ++damaged) {
@@ -292,7 +302,7 @@ TEST(Erasure, damage_is_found_and_made_up_for_until_too_many_columns_have_it) {
   }
 }
 
-TEST(Erasure, too_few_columns_are_refused) {
+TEST_P(Erasures, too_few_columns_are_refused) {
   Rng rng(4207);
   const Erasure code = code_of(4, 2);
   const Segment segment(4, 2, Lengths(4, 4096), rng);
@@ -314,7 +324,42 @@ TEST(Erasure, geometries_that_cannot_be_are_refused) {
 }
 
 // tests/golden/store/erasure.txt is made by erasure.py beside it, which knows the definition only.
-TEST(Erasure, golden_vectors) {
+// Lengths that end anywhere in a vector, against a multiplication table.
+TEST_P(Erasures, products_are_products) {
+  constexpr std::uint64_t seed = 4211;
+  Rng rng(seed);
+  for (int turn = 0; turn < 400; ++turn) {
+    const std::size_t sources = 1 + rng.below(Products::sources_max);
+    const std::size_t rows = 1 + rng.below(Products::rows_max);
+    const std::size_t bytes = 1 + rng.below(700);
+    SCOPED_TRACE("seed=" + std::to_string(seed) + " turn=" + std::to_string(turn));
+    std::vector<std::uint8_t> factors(sources * rows);
+    for (std::uint8_t& factor : factors) factor = static_cast<std::uint8_t>(rng.next());
+    std::vector<std::vector<unsigned char>> from(sources);
+    std::vector<const unsigned char*> from_at;
+    for (auto& source : from) {
+      for (std::size_t i = 0; i < bytes; ++i) source.push_back(static_cast<unsigned char>(rng.next()));
+      from_at.push_back(source.data());
+    }
+    std::vector<std::vector<unsigned char>> to(rows, std::vector<unsigned char>(bytes + 64, 0xa5));
+    std::vector<unsigned char*> to_at;
+    for (auto& row : to) to_at.push_back(row.data());
+    Products products(GetParam());
+    products.set(factors, sources, rows);
+    products.run(bytes, from_at, to_at);
+    for (std::size_t r = 0; r < rows; ++r) {
+      for (std::size_t i = 0; i < bytes; ++i) {
+        std::uint8_t sum = 0;
+        for (std::size_t s = 0; s < sources; ++s)
+          sum = static_cast<std::uint8_t>(sum ^ galois::multiply(factors[r * sources + s], from[s][i]));
+        ASSERT_EQ(to[r][i], sum) << "row " << r << " byte " << i;
+      }
+      for (std::size_t i = bytes; i < to[r].size(); ++i) ASSERT_EQ(to[r][i], 0xa5) << "behind the end";
+    }
+  }
+}
+
+TEST_P(Erasures, golden_vectors) {
   std::ifstream file(std::string(DI_SOURCE_DIR) + "/tests/golden/store/erasure.txt");
   std::string line;
   std::size_t lines = 0;
