@@ -32,7 +32,7 @@ check: packages configure       ## every test; MODE=asan and MODE=tsan too
 	ninja -C $(BUILD) -j $(JOBS)
 	cd $(BUILD) && $(STEADY) ctest -j 2 --output-on-failure $(if $(filter tsan,$(MODE)),-L '^(unit|sim|integration)$$')
 
-bench: configure                ## numbers of this machine: engine, HTTP server, data plane, eviction, code of stripes, hand-over; PEERS=VENV with nixl
+bench: configure                ## numbers of this machine: engine, HTTP server, data plane, eviction, code of stripes, hand-over, growth with stores; PEERS=VENV with nixl
 	ninja -C $(BUILD) -j $(JOBS)
 	$(BUILD)/bin/engine_bench
 	$(BUILD)/bin/http_bench
@@ -43,6 +43,7 @@ bench: configure                ## numbers of this machine: engine, HTTP server,
 	$(BUILD)/bin/hedge_sim
 	$(BUILD)/bin/directory_bench
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
+	DI_BUILD_DIR=$(BUILD) python3 tests/bench/capacity_bench.py
 	python3 tests/bench/peers_bench.py --build $(BUILD) --peers "$(PEERS)"
 
 gpu-check: configure            ## what needs a GPU: its kernels against the reference, and their speed
