@@ -43,6 +43,7 @@ bench: configure                ## numbers of this machine: engine, HTTP server,
 	$(BUILD)/bin/hedge_sim
 	$(BUILD)/bin/directory_bench
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
+	DI_BUILD_DIR=$(BUILD) python3 tests/bench/stripe_bench.py
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/capacity_bench.py
 	python3 tests/bench/peers_bench.py --build $(BUILD) --peers "$(PEERS)"
 

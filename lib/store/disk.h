@@ -49,6 +49,7 @@ class AlignedBuffer {
   // At least `bytes`; what was inside is lost when it grows.
   void reserve(std::size_t bytes);
   [[nodiscard]] MutableByteView first(std::size_t bytes);
+  [[nodiscard]] std::size_t capacity() const { return bytes_; }
 
  private:
   struct Free {

@@ -20,6 +20,7 @@ Server::Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::
       options_(std::move(options)),
       hooks_(std::move(hooks)),
       fabric_(fabric),
+      buffers_(BufferPool::create(options_.remote_kept_bytes)),
       inventory_timer_(loop, loop::TimerKind::liveness, "store-inventory", [this] {
         if (inventory_) inventory_start();
       }) {

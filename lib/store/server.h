@@ -23,7 +23,7 @@
 // server_remote.cpp has what goes through the fabric, server_inventory.cpp the inventory.
 //
 // Bounds: volumes_max volumes; transfers_max reads and puts_max puts at a time, of them remote_max with a
-// buffer of a page, above that `busy`; one inventory part.
+// buffer of a page, above that `busy`; remote_kept_bytes of such buffers that wait for the next; one inventory part.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +43,7 @@
 #include "base/result.h"
 #include "kv/arena.h"
 #include "loop/loop.h"
+#include "store/buffers.h"
 #include "store/io.h"
 #include "store/mount.h"
 #include "store/places.h"
@@ -93,6 +94,7 @@ class Server {
     std::size_t transfers_max = 512;
     std::size_t puts_max = 512;
     std::size_t remote_max = 64;
+    std::size_t remote_kept_bytes = std::size_t{64} << 20;  // buffers kept for the next ones
     bool strict = false;
     Duration flush_every = milliseconds(100);
     Scrub::Options scrub;
@@ -262,6 +264,7 @@ class Server {
   transfer::Fabric* fabric_;
   std::map<transfer::OpId, std::function<void(Code)>> moving_;                  // bounded with remote_
   std::size_t remote_ = 0;                                                      // buffers in use
+  std::shared_ptr<BufferPool> buffers_;
   std::shared_ptr<const Layouts> layouts_ = std::make_shared<const Layouts>();  // the disk's thread reads it
   std::optional<Peer> meta_;
   std::map<std::string, Host> hosts_;

@@ -24,7 +24,7 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   transfer.began = loop_.monotonic_now();
   transfer.running = true;
   transfer.remote = read;
-  read->payload.reserve(begun->payload_bytes);
+  read->payload = buffers_->take(begun->payload_bytes);
   const MutableByteView payload = read->payload.first(begun->payload_bytes);
   ColumnRead job = job_of(want, *begun, transfer);
   job.from_group = 0;
@@ -133,7 +133,7 @@ void Server::moved(transfer::OpId op, Code code) {
 // Brings the column from its host into the buffer.
 void Server::put_fetch(const std::shared_ptr<PutWork>& work) {
   const std::uint64_t bytes = work->put.header.shard.payload_bytes();
-  work->remote.reserve(bytes);
+  work->remote = buffers_->take(bytes);
   std::uint64_t at = 0;
   for (const Strip& piece : work->pieces) {
     const transfer::Place from{{work->want.slot.slot, work->want.slot.generation}, piece.offset, piece.bytes};

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "store/buffers.h"
 #include "store/places.h"
 #include "store/server.h"
 
@@ -22,7 +23,7 @@ struct Server::PutWork {
   std::shared_ptr<kv::ArenaClient> arena;  // null: the page is in `remote`
   std::shared_ptr<const kv::Layout> layout;
   std::vector<Strip> pieces;  // of the slot, in the order of the column
-  AlignedBuffer remote;
+  Buffer remote;
   std::set<transfer::OpId> moving;  // into `remote`
   Code moved = Code::ok;            // the first thing that went wrong with it
 };
@@ -33,7 +34,7 @@ struct Server::RemoteRead {
   wire::kv_read want;
   Mount* mount = nullptr;
   Read read;
-  AlignedBuffer payload;
+  Buffer payload;
   // Of the slot; set on the disk's thread before the first segment is told.
   std::vector<Strip> strips;
   std::uint32_t begun = 0;  // segments [0, begun) are on their way or there
