@@ -42,6 +42,7 @@ bench: configure                ## numbers of this machine: engine, HTTP server,
 	$(BUILD)/bin/erasure_bench
 	$(BUILD)/bin/hedge_sim
 	$(BUILD)/bin/directory_bench
+	$(BUILD)/bin/handoff_bench
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/stripe_bench.py
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/capacity_bench.py
