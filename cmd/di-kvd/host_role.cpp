@@ -24,6 +24,9 @@ constexpr std::uint32_t entries = 4096;
 constexpr Duration fault_delay = seconds(1);
 constexpr std::size_t page_rows_a_turn = 256;
 constexpr Duration look_again_after = milliseconds(20);
+// A loop of the core that waits and does not move for so long hangs: its longest wait is a lease, 120 s.
+constexpr Duration host_late_after = seconds(180);
+constexpr Duration beat_every = seconds(1);
 
 std::uint32_t slots_of(std::uint64_t arena_bytes) {
   const std::uint64_t slots = std::max<std::uint64_t>(slots_min, arena_bytes / bytes_per_slot);
@@ -327,6 +330,11 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
     look_at_refused();
     touched_ = true;
   });
+  for (const host::Core::Work& work : core_->background())
+    pulses_.push_back({&daemon.heartbeat(work.name, host_late_after), work.moves});
+  beat_timer_ =
+      std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "host beat", [this] { beat(); });
+  beat_timer_->start_every(beat_every);
   loop.on_turn_end([this] {
     if (touched_) turn();
   });
@@ -480,6 +488,15 @@ void HostRole::peer_lost(net::PeerId id, std::uint32_t generation) {
   touched_ = true;
 }
 
+void HostRole::beat() {
+  const auto all = core_->background();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].waits && all[i].moves == pulses_[i].moves) continue;
+    pulses_[i].moves = all[i].moves;
+    (*pulses_[i].beat)();
+  }
+}
+
 void HostRole::turn() {
   const host::Now at = now();
   std::vector<Delayed> later;
@@ -502,9 +519,14 @@ void HostRole::turn() {
   host::Due due = core_->next_due();
   for (const Delayed& held : delayed_) due.sooner_liveness(held.at);
   if (!refused_.empty()) due.sooner_liveness(at.liveness + look_again_after);
+  const std::size_t pending = core_->writeback().pending();
+  if (pending > 0 && daemon::fault(daemon::FaultPoint::kvd_before_wait) == daemon::FaultAction::drop)
+    asleep_ = true;
+  if (asleep_ && !stopping_) due = {};
   product_timer_->start_at(due.product);
   liveness_timer_->start_at(due.liveness);
-  const bool done = core_->writeback().pending() == 0 && core_->handovers().sources() == 0;
+  beat();
+  const bool done = pending == 0 && core_->handovers().sources() == 0;
   if (stopping_ && (done || !core_->store_reachable())) {
     costs_->save();
     daemon_->stopped();

@@ -80,6 +80,8 @@ class HostRole final : public daemon::Program {
   void send(wire::Envelope message);
   void send_now(const wire::Envelope& message);
   [[nodiscard]] host::Now now() const;
+  // Loops that have moved, or have nothing to do, are alive.
+  void beat();
   void register_metrics(daemon::Metrics& metrics);
 
   HostConfig config_;
@@ -94,6 +96,12 @@ class HostRole final : public daemon::Program {
   std::unique_ptr<daemon::Kept> costs_;
   std::unique_ptr<loop::Timer> product_timer_;
   std::unique_ptr<loop::Timer> liveness_timer_;
+  std::unique_ptr<loop::Timer> beat_timer_;
+  struct Pulse {
+    daemon::Heartbeats::Beat* beat = nullptr;
+    std::uint64_t moves = 0;
+  };
+  std::vector<Pulse> pulses_;  // as the loops of Core::background()
   std::map<net::PeerId, host::Peer> peers_;
   std::vector<net::Member> refused_;
   struct Delayed {
@@ -105,6 +113,7 @@ class HostRole final : public daemon::Program {
   std::vector<std::unique_ptr<Listing>> listings_;
   bool touched_ = false;  // something happened in this turn
   bool stopping_ = false;
+  bool asleep_ = false;  // by `fault.at = kvd_before_wait=drop`
   std::unique_ptr<Recovery> recovery_;
   std::unique_ptr<DataPlane> plane_;  // last: its thread uses the arena
 };

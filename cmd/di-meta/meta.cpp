@@ -4,6 +4,13 @@
 
 namespace di::meta {
 
+namespace {
+
+// The directory's step is due again and again; a batch of stripes is written within SQLite's five seconds.
+constexpr Duration loop_late_after = seconds(60);
+
+}  // namespace
+
 void params(config::Params& params, Config& config) {
   daemon::common_params(params, config.common, "di-meta");
   params.string(
@@ -70,6 +77,8 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   options.index.repair = config_.repair;
   options.index.repair_after = config_.repair_after;
   options.index.repairs.bytes_per_s = config_.repair_bytes_per_s;
+  options.directory_beat = [&beat = daemon.heartbeat("meta-directory", loop_late_after)] { beat(); };
+  options.catalogue_beat = [&beat = daemon.heartbeat("meta-catalogue", loop_late_after)] { beat(); };
   auto service = Service::create(daemon.loop(), daemon.endpoint(), *catalogue_, options);
   if (!service) return service.error();
   service_ = *std::move(service);

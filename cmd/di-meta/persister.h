@@ -44,6 +44,8 @@ class Persister {
   void poll();
   // Writes what waits, here; it is the last call.
   void finish();
+  // Rows are not in the catalogue yet.
+  [[nodiscard]] bool waits() const { return busy_ || !failed_.empty() || index_.changes() > 0; }
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:

@@ -18,6 +18,9 @@ using directory::Membership;
 
 // Members that were never connected, and what peers hold: looked at this often.
 constexpr Duration tick_every = seconds(1);
+constexpr Duration beat_every = seconds(1);
+// The directory's step comes in the turn after it is due.
+constexpr Duration step_slack = seconds(1);
 // An answer that a fault point delays: longer than a host waits for a plan (1 s).
 constexpr Duration fault_delay = milliseconds(1500);
 
@@ -62,7 +65,10 @@ Service::Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue
       membership_(std::move(rows), catalogue.run()),
       index_(options.index, loop.monotonic_now()),
       tick_(loop, loop::TimerKind::liveness, "members", [this] { tick(); }),
-      due_(loop, loop::TimerKind::liveness, "directory", [this] { step_index(); }) {
+      due_(loop, loop::TimerKind::liveness, "directory", [this] { step_index(); }),
+      beat_(loop, loop::TimerKind::product, "beat", [this] { beat(); }),
+      directory_beat_(std::move(options.directory_beat)),
+      catalogue_beat_(std::move(options.catalogue_beat)) {
   set_handlers();
 }
 
@@ -74,6 +80,7 @@ Status Service::start(net::Member self) {
   membership_.admit_self(*admission);
   endpoint_.identify(admission->member, catalogue_.cluster());
   tick_.start_every(tick_every);
+  beat_.start_every(beat_every);
   loop_.on_turn_end([this, alive = alive_] {
     if (!*alive) return;
     rearm();
@@ -86,6 +93,7 @@ void Service::stop() {
   *alive_ = false;
   tick_.cancel();
   due_.cancel();
+  beat_.cancel();
   delayed_.clear();
   persister_->finish();
 }
@@ -351,6 +359,13 @@ void Service::tick() {
   apply(membership_.step(now));
   log_shortage();
   std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
+}
+
+void Service::beat() {
+  if (directory_beat_ && index_.next_due() > loop_.monotonic_now() - step_slack) directory_beat_();
+  const std::uint64_t batches = persister_->counters().batches;
+  if (catalogue_beat_ && (!persister_->waits() || batches != batches_seen_)) catalogue_beat_();
+  batches_seen_ = batches;
 }
 
 void Service::step_index() {

@@ -30,6 +30,9 @@ class Service {
  public:
   struct Options {
     directory::Index::Options index{};  // `run` is set from the catalogue
+    // Called once a second (product time) while the loop has nothing to do or has moved since.
+    std::function<void()> directory_beat{};
+    std::function<void()> catalogue_beat{};
   };
   struct Counters {
     std::uint64_t registrations = 0;
@@ -77,6 +80,7 @@ class Service {
   void publish_later();
   void publish();
   void tick();
+  void beat();
   void step_index();
   void rearm();
   void log_shortage();
@@ -100,6 +104,10 @@ class Service {
   bool publish_pending_ = false;
   loop::Timer tick_;
   loop::Timer due_;
+  loop::Timer beat_;
+  const std::function<void()> directory_beat_;
+  const std::function<void()> catalogue_beat_;
+  std::uint64_t batches_seen_ = 0;
   std::list<std::unique_ptr<loop::Timer>> delayed_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

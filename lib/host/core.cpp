@@ -587,6 +587,23 @@ Due Core::next_due() const {
   return due;
 }
 
+std::array<Core::Work, 3> Core::background() const {
+  const WritebackCounters& back = writeback_.counters();
+  const ReadCounters& read = reads_.counters();
+  const RebuildCounters& rebuild = rebuilds_.counters();
+  const RepairCounters& repair = repairs_.counters();
+  return {{
+      // Without a directory or a store pages wait for as long as it takes.
+      {"host-writeback", store_reachable() && writeback_.pending() > 0,
+       back.written + back.existed + back.retried + back.dropped_evicted + back.dropped_failed +
+           back.columns + back.columns_failed + back.encoded_bytes},
+      {"host-fetch", reads_.waits() || rebuilds_.count() > 0,
+       read.reads + read.groups + read.failed + read.cancelled + rebuild.rebuilds + rebuild.failed +
+           rebuild.bytes},
+      {"host-repair", repairs_.count() > 0, repair.repairs + repair.refused + repair.failed + repair.columns},
+  }};
+}
+
 // ---- What is held ----------------------------------------------------------------------------------------
 
 std::vector<Gauge> Core::gauges() const {

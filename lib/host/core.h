@@ -15,6 +15,7 @@
 // Owner: the loop thread of di-kvd.  Bounds: Options.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -136,6 +137,14 @@ class Core final : private Peers, private Handovers::Peers {
   [[nodiscard]] const Serves& serves() const { return serves_; }
   [[nodiscard]] const CoreCounters& counters() const { return counters_; }
   [[nodiscard]] std::size_t attached_count() const { return attached_.size(); }
+  // The loops that go on behind the requests.  One that waits and has not moved for long hangs: whatever it
+  // waits for ends by time (leases 120 s, repair_wait 60 s, deadlines of puts 30 s).
+  struct Work {
+    std::string_view name;
+    bool waits = false;
+    std::uint64_t moves = 0;  // grows with everything that it brings forward
+  };
+  [[nodiscard]] std::array<Work, 3> background() const;
   // Directory and some store are up: what waits for write-back can go.
   [[nodiscard]] bool store_reachable() const;
   // For `show kv`: who holds what.

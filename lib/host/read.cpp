@@ -92,6 +92,7 @@ void Reads::read_done(const Peer& source, const wire::kv_read_done& done, const 
   }
   if (read.remote) data_.see_arrivals();
   if (done.group < read.groups) return;
+  counters_.groups += done.group + 1 - read.groups;
   read.groups = done.group + 1;
   if (last) {
     read.state = State::arrived;
@@ -200,6 +201,12 @@ void Reads::finish(Found found) {
 
 bool Reads::writes(std::uint32_t slot, std::uint16_t column) const {
   return places_.contains({slot, column});
+}
+
+bool Reads::waits() const {
+  return std::any_of(reads_.begin(), reads_.end(), [](const auto& item) {
+    return item.second.state == State::waiting || item.second.state == State::reading;
+  });
 }
 
 std::optional<Reads::View> Reads::view(std::uint64_t transfer) const {

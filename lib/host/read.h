@@ -43,6 +43,7 @@ namespace di::host {
 struct ReadCounters {
   std::uint64_t reads = 0;
   std::uint64_t arena_reads = 0;  // of them, out of another host's arena
+  std::uint64_t groups = 0;       // that came
   std::uint64_t failed = 0;
   std::uint64_t corrupt = 0;  // wrong checksum here
   std::uint64_t cancelled = 0;
@@ -114,6 +115,8 @@ class Reads {
   // Nothing for one that has ended.
   [[nodiscard]] std::optional<View> view(std::uint64_t transfer) const;
   [[nodiscard]] std::size_t count() const { return reads_.size(); }
+  // A read is to come; those that are cancelled may wait for a process that is frozen.
+  [[nodiscard]] bool waits() const;
   [[nodiscard]] const ReadCounters& counters() const { return counters_; }
 
   // Transfers that readers count as theirs are given; adds users of leases; says what disagrees.

@@ -5,13 +5,14 @@ import pathlib
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENCE, SOURCE, Fleet, main, wait_for  # noqa: E402
+from fleet import BIN, PATIENCE, SOURCE, Fleet, main, wait_for, words  # noqa: E402
 
 INSTANCES = ["di-decode.0", "di-kvd.host0", "di-kvd.store0", "di-meta.0", "di-prefill.0", "di-router.0"]
 
@@ -259,6 +260,48 @@ def manual_clock_moves_every_daemon():
         assert all(r["connected"] for r in fleet.ctl("show", "fleet"))
 
 
+def status(fleet, instance):
+    return fleet.ctl("-d", instance, "show", "status")[0]
+
+
+def late_in_metrics(fleet, instance):
+    return {r["labels"] for r in fleet.ctl("-d", instance, "show", "metrics") if r["name"] == "di_heartbeat_late" and r["value"]}
+
+
+def a_directory_that_cannot_write_its_catalogue_is_late():
+    with Fleet(overrides=["di-meta:clock.manual=true"]) as fleet:
+        assert status(fleet, "di-meta.0")["state"] == "ready"
+        fleet.ctl("-d", "di-meta.0", "clock", "advance", "600000")
+        assert status(fleet, "di-meta.0")["state"] == "ready", "loops that have nothing to do are not late"
+        other = sqlite3.connect(fleet.run / "di-meta.0.catalogue", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        fleet.chat(words(900, seed=1), temperature=0, max_tokens=4)
+        wait_for(lambda: fleet.metric("di-meta.0", "di_meta_stripes") > 0, "a stripe to be published")
+        fleet.ctl("-d", "di-meta.0", "clock", "advance", "61000")
+        assert status(fleet, "di-meta.0")["late"] == "meta-catalogue", status(fleet, "di-meta.0")
+        assert status(fleet, "di-meta.0")["state"] == "late"
+        assert late_in_metrics(fleet, "di-meta.0") == {'{loop="meta-catalogue"}'}, late_in_metrics(fleet, "di-meta.0")
+        other.execute("ROLLBACK")
+        other.close()
+        wait_for(lambda: fleet.metric("di-meta.0", "di_meta_catalogue_rows_total") > 0, "the row to be written")
+        fleet.ctl("-d", "di-meta.0", "clock", "advance", "1000")
+        assert status(fleet, "di-meta.0")["state"] == "ready", status(fleet, "di-meta.0")
+
+
+def a_host_whose_write_backs_stand_still_is_late():
+    host = "di-kvd.host0"
+    # The commit of a stripe is lost, and nothing wakes the host to notice.
+    with Fleet(overrides=[f"{host}:clock.manual=true",
+                          f"{host}:fault.at=kvd_before_wait=drop,kvd_before_put_commit=drop"]) as fleet:
+        fleet.chat(words(900, seed=2), temperature=0, max_tokens=4)
+        wait_for(lambda: (fleet.run / "faults" / f"{host}.kvd_before_put_commit").exists(), "the commit to be lost")
+        fleet.ctl("-d", host, "clock", "advance", "60000")
+        assert status(fleet, host)["state"] == "ready", status(fleet, host)
+        fleet.ctl("-d", host, "clock", "advance", "121000")
+        assert status(fleet, host)["late"] == "host-writeback", status(fleet, host)
+        assert late_in_metrics(fleet, host) == {'{loop="host-writeback"}'}, late_in_metrics(fleet, host)
+
+
 def fleets_run_beside_each_other():
     with Fleet() as one, Fleet() as other:
         assert one.address != other.address
@@ -284,5 +327,7 @@ main([
     control_words_rows_and_statuses,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     manual_clock_moves_every_daemon,
+    a_directory_that_cannot_write_its_catalogue_is_late,
+    a_host_whose_write_backs_stand_still_is_late,
     fleets_run_beside_each_other,
 ])

@@ -133,6 +133,36 @@ TEST(StripeRepair, TooFewColumnsAreSaidSo) {
   world.expect_nothing_held();
 }
 
+TEST(StripeRepair, FetchesAndRepairsWaitWhileThereIsOneAndMoveWithIt) {
+  Repaired world(4);
+  world.lose(0);
+  const auto fetch = [&] { return world.core->background()[1]; };
+  const auto repair = [&] { return world.core->background()[2]; };
+  ASSERT_EQ(fetch().name, "host-fetch");
+  ASSERT_EQ(repair().name, "host-repair");
+  EXPECT_FALSE(fetch().waits);
+  EXPECT_FALSE(repair().waits);
+  const std::uint64_t fetches = fetch().moves;
+  const std::uint64_t repairs = repair().moves;
+  world.repair(world.order());
+  EXPECT_TRUE(fetch().waits);
+  EXPECT_TRUE(repair().waits);
+  EXPECT_GT(fetch().moves, fetches);
+  EXPECT_GT(repair().moves, repairs);
+  // Everybody is silent: neither moves, but for what gives the reads up.
+  world.work.clear();
+  world.mail.clear();
+  const std::uint64_t silent = fetch().moves;
+  world.turn();
+  EXPECT_EQ(fetch().moves, silent);
+  world.advance(seconds(10));
+  EXPECT_GT(fetch().moves, silent);
+  world.settle();
+  EXPECT_FALSE(fetch().waits);
+  EXPECT_FALSE(repair().waits);
+  EXPECT_TRUE(world.idle());
+}
+
 TEST(StripeRepair, WhatItsStoreRefusesIsNotWritten) {
   Repaired world(4);
   world.lose(0);

@@ -58,6 +58,31 @@ TEST_F(WritebackTest, APageIsWrittenAndPublished) {
   EXPECT_EQ(core->writeback().counters().written, 1u);
 }
 
+TEST_F(WritebackTest, ALoopMovesAsLongAsItsTimersDo) {
+  const auto work = [&] { return core->background()[0]; };
+  ASSERT_EQ(work().name, "host-writeback");
+  EXPECT_FALSE(work().waits);
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  EXPECT_TRUE(work().waits);
+  // di-meta says nothing: each time that the timer comes something moves, and in between nothing does.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const std::uint64_t moves = work().moves;
+    turn();
+    EXPECT_EQ(work().moves, moves);
+    advance(seconds(5));
+    EXPECT_GT(work().moves, moves) << attempt;
+    advance(seconds(5));
+    ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked)) << attempt;
+  }
+  lose(store);
+  EXPECT_FALSE(work().waits) << "there is nowhere to write to";
+  up(store, PeerKind::store);
+  say(meta, asked, wire::meta_put_opened{static_cast<std::uint16_t>(Code::exists), 0, 0, 0, {}, 0});
+  EXPECT_FALSE(work().waits);
+}
+
 TEST_F(WritebackTest, ExistsIsDone) {
   page(1);
   wire::Scope asked;

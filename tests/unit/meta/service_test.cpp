@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/crypto.h"
+#include "base/sqlite.h"
 #include "kv/layout.h"
 #include "net/inproc.h"
 #include "net/meta_client.h"
@@ -28,6 +29,8 @@ struct Directory {
     catalogue = std::make_unique<directory::Catalogue>(*std::move(opened));
     Service::Options options;
     options.index.repairs.bytes_per_s = 1 << 30;
+    options.directory_beat = [this] { ++directory_beats; };
+    options.catalogue_beat = [this] { ++catalogue_beats; };
     auto made = Service::create(loop, endpoint, *catalogue, options);
     EXPECT_TRUE(made);
     service = *std::move(made);
@@ -44,6 +47,8 @@ struct Directory {
   net::Endpoint endpoint;
   std::unique_ptr<directory::Catalogue> catalogue;
   std::unique_ptr<Service> service;
+  int directory_beats = 0;
+  int catalogue_beats = 0;
 };
 
 // Any other instance.
@@ -310,6 +315,29 @@ TEST_F(ServiceTest, RestartFindsWhatTheCatalogueHas) {
   directory.reset();
   start();
   EXPECT_EQ(directory->service->index().stripes(), 0U);
+}
+
+TEST_F(ServiceTest, ACatalogueThatIsNotWrittenHasNoHeartbeat) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  ASSERT_TRUE(until([&] { return store->ack.has_value(); }));
+  ASSERT_TRUE(until([&] { return directory->catalogue_beats > 0 && directory->directory_beats > 0; }));
+  // Somebody else writes to the file, and does not come to an end.
+  auto other = sqlite::Database::open(path, sqlite::Synchronous::normal);
+  ASSERT_TRUE(other) << other.error().message;
+  ASSERT_TRUE(other->exec("BEGIN IMMEDIATE"));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  const int directory_beats = directory->directory_beats;
+  const int catalogue_beats = directory->catalogue_beats;
+  ASSERT_TRUE(until([&] { return directory->directory_beats > directory_beats + 1; }));
+  EXPECT_EQ(directory->catalogue_beats, catalogue_beats);
+  ASSERT_TRUE(other->exec("ROLLBACK"));
+  EXPECT_TRUE(until([&] { return directory->catalogue_beats > catalogue_beats; }));
+  EXPECT_GT(directory->service->persister().counters().rows, 0U);
 }
 
 TEST_F(ServiceTest, DrainOfAStoreOutlivesTheDirectory) {
