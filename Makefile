@@ -6,6 +6,7 @@ JOBS    ?= $(shell nproc)
 PREFIX  ?= /usr/local
 CONF    ?= etc/local
 RUN     ?= run
+OPTIONS ?=
 RUNS    ?= 1000000
 PROGRAMS := $(notdir $(wildcard cmd/di-*))
 FUZZERS  := $(addprefix fuzz_,$(notdir $(patsubst %/,%,$(dir $(wildcard tests/fuzz/*/CMakeLists.txt)))))
@@ -19,7 +20,7 @@ all: configure                  ## the programs, into build/bin
 	ninja -C $(BUILD) -j $(JOBS) $(PROGRAMS)
 
 serve: packages all             ## a fleet on this machine, and a first question
-	scripts/di-up -c $(CONF) -r $(RUN)
+	scripts/di-up -c $(CONF) -r $(RUN) $(OPTIONS)
 	@echo
 	scripts/ask -r $(RUN) "What does di-kvd do?"
 	@echo
@@ -91,7 +92,7 @@ clean:                          ## removes what was built, not what runs
 	rm -rf build build-*
 
 help:                           ## this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 packages:
 	scripts/bootstrap

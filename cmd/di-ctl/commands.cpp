@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "chat.h"
@@ -32,7 +33,7 @@ constexpr Command table[] = {
     {"show peers", "", Scope::each, "who is connected to whom"},
     {"show requests", "", Scope::each, "requests in flight", "di-router"},
     {"show ranks", "", Scope::each, "ranks with their credit and load", "di-router"},
-    {"show kv", "[pages]", Scope::each, "what the cache holds, by place; -a: every figure", "", kv_columns},
+    {"show kv", "[pages|holders]", Scope::each, "what the cache holds, by place; -a: every figure", "", kv_columns},
     {"show volumes", "", Scope::each, "the volumes of the stores"},
     {"show missratio", "", Scope::each, "what share of blocks a cache of other sizes would miss", "di-meta"},
     {"show config", "", Scope::each, "parameters and their values"},
@@ -108,6 +109,13 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
 
 // ": did you mean 'show requests'?", or nothing.
 std::string near_miss(const std::vector<std::string>& words) {
+  // Only its beginning was said.
+  std::string begins;
+  for (const Command& command : table) {
+    if (!command.help.empty() && command.words.starts_with(joined(words) + " "))
+      begins += (begins.empty() ? "" : ", ") + std::string(command.words);
+  }
+  if (!begins.empty()) return ": there are " + begins;
   constexpr std::size_t edits_max = 3;
   const Command* best = nullptr;
   std::size_t best_edits = edits_max + 1;
@@ -132,12 +140,13 @@ std::string wanted(const std::string& word, const std::vector<std::string>& know
   std::size_t least = edits_max + 1;
   for (const std::string& name : known) {
     all += (all.empty() ? "" : ", ") + name;
-    const std::size_t edits = edits_between(word, name);
+    const bool last_word = name.ends_with("." + word);
+    const std::size_t edits = last_word ? 0 : edits_between(word, name);
     if (edits >= least || edits >= name.size()) continue;
     least = edits;
     nearest = name;
   }
-  return (nearest.empty() ? "" : "did you mean " + nearest + "? ") + "There are " + all;
+  return (nearest.empty() ? "there are " : "did you mean " + nearest + "? There are ") + all;
 }
 
 int nothing_to_show(const std::string& noun) {
@@ -268,6 +277,7 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
   int answered = 0;
   int failed = 0;
   std::size_t passed_over = 0;
+  std::set<std::string> complaints;  // what all say is said once
   for (const std::string& instance : instances) {
     const Status status = session.ask(instance, words);
     if (status.ok()) {
@@ -279,7 +289,7 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
       ++passed_over;
       continue;
     }
-    complain(instance, status.error());
+    if (code != Code::invalid || complaints.insert(status.error().message).second) complain(instance, status.error());
     // A dead instance has nothing to show, and that is no failure of the listing.
     if (one || !shows || code != Code::unreachable) ++failed;
   }
@@ -370,8 +380,9 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
       std::fprintf(stderr, "di-ctl: nobody answers '%s': only %s does, and none runs\n", line.c_str(),
                    std::string(command->by).c_str());
     } else {
-      std::fprintf(stderr, "di-ctl: nothing runs in %s (-r RUNDIR names another run directory)\n",
-                   std::filesystem::absolute(flags.run_dir).c_str());
+      const bool here = flags.run_dir != "run" && !instances_in("run").empty();
+      std::fprintf(stderr, "di-ctl: nothing runs in %s (%s)\n", std::filesystem::absolute(flags.run_dir).c_str(),
+                   here ? "a fleet runs in ./run: -r run" : "-r RUNDIR names another run directory");
     }
     return daemon::exit_failure;
   }

@@ -45,7 +45,8 @@ int number_of(std::string_view text, const char* what) {
 
 int main(int argc, char** argv) {
   di::hold::Options options;
-  for (int flag = 0; (flag = ::getopt(argc, argv, "i:r:l:t:hV")) != -1;) {
+  const option longs[] = {{"help", no_argument, nullptr, 'h'}, {"version", no_argument, nullptr, 'V'}, {}};
+  for (int flag = 0; (flag = ::getopt_long(argc, argv, "i:r:l:t:hV", longs, nullptr)) != -1;) {
     switch (flag) {
       case 'i':
         options.instance = optarg;

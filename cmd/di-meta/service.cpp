@@ -101,7 +101,11 @@ void Service::stop() {
 Status Service::store_leaves(const std::string& instance, bool leaves) {
   const Instant now = loop_.monotonic_now();
   if (!index_.store_leaves(instance, leaves, now)) {
-    return Error{Code::not_found, 0, "no store '" + instance + "' is known"};
+    std::string known;
+    for (const directory::Index::Place& place : index_.places()) {
+      if (place.store) known += (known.empty() ? ": there are " : ", ") + place.instance;
+    }
+    return Error{Code::not_found, 0, "no store '" + instance + "' is known" + known};
   }
   return catalogue_.set_leaving(instance, leaves);
 }

@@ -1,5 +1,7 @@
 #include "config.h"
 
+#include "http/address.h"
+
 namespace di::router {
 
 using namespace config::literals;
@@ -11,14 +13,20 @@ void key_params(config::Params& params, KeyConfig& key) {
   params.string("tenant", key.tenant, {.required = true, .help = "tenant the key belongs to"});
 }
 
+Status is_address(const std::string& text) {
+  if (text.empty()) return {};
+  const Result<http::SocketAddress> address = http::address_parse(text);
+  return address ? Status() : address.error();
+}
+
 }  // namespace
 
 void params(config::Params& params, Config& config) {
   daemon::common_params(params, config.common, "di-router");
   params.string("http.listen", config.http_listen,
-                {.def = "127.0.0.1:8080", .help = "address of the API; port 0 picks a free one"});
+                {.def = "127.0.0.1:8080", .check = is_address, .help = "address of the API; port 0 picks a free one"});
   params.string("admin.listen", config.admin_listen,
-                {.def = "127.0.0.1:8081", .help = "address of metrics and status page; empty: none"});
+                {.def = "127.0.0.1:8081", .check = is_address, .help = "address of metrics and status page; empty: none"});
   params.size("http.body_max", config.body_bytes_max,
               {.def = 48_MiB, .min = 1_KiB, .max = 1_GiB, .help = "longest request body"});
   params.integer("http.connections_max", config.connections_max,

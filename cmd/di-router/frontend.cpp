@@ -152,7 +152,7 @@ Result<std::string> Frontend::listen(loop::Loop& loop) {
   options.connections_max = config_.connections_max;
   server_ = std::make_unique<http::Server>(loop, *this, options);
   auto address = server_->listen(config_.http_listen);
-  if (!address) return address.error();
+  if (!address) return address.error().in("http.listen");
   if (!config_.admin_listen.empty()) {
     admin_ = std::make_unique<Admin>(*this);
     http::Server::Options admin_options;
@@ -160,7 +160,7 @@ Result<std::string> Frontend::listen(loop::Loop& loop) {
     admin_server_ = std::make_unique<http::Server>(loop, *admin_, admin_options);
     admin_->serve(*admin_server_);
     auto admin_address = admin_server_->listen(config_.admin_listen);
-    if (!admin_address) return admin_address.error();
+    if (!admin_address) return admin_address.error().in("admin.listen");
     log_info("http", "admin listens", {{"address", *admin_address}});
   }
   log_info("http", "listens", {{"address", *address}});
@@ -507,6 +507,9 @@ void Frontend::settle(Answer& answer, const request::Ending& ending, std::string
                                  {"output_tokens", charge.output_tokens},
                                  {"attempts", ending.attempts},
                                  {"took_ms", to_ms(loop_->monotonic_now() - answer.arrived)}});
+  if (status == "failed") {
+    log_warn("access", "request failed", {{"req", answer.request_id}, {"code", code_name(ending.code)}, {"reason", ending.reason}});
+  }
 }
 
 void Frontend::on_gone(http::ExchangeId exchange, http::Gone why) {

@@ -160,12 +160,12 @@ void Router::turn() {
   }
   turning_ = false;
   due_timer_->start_at(core_->next_due());
-  if (stopping_ && core_->flights().empty() && front_->open() == 0) daemon_->stopped();
+  if (stopping_ && (core_->flights().empty() || drain_over_) && front_->open() == 0) daemon_->stopped();
 }
 
 Status Router::submit(request::NewRequest request, const std::string& tenant, const std::string& user_id,
                       const std::string& cache_salt) {
-  if (core_ == nullptr || secret_.empty()) return Error{Code::unreachable, 0, "no prefill or no decode rank is up"};
+  if (core_ == nullptr || secret_.empty()) return Error{Code::unreachable, 0, "no rank is up"};
   kv::ChainOrigin origin;
   origin.fingerprint = identity_.layout->fingerprint();
   origin.revision = identity_.revision;
@@ -194,6 +194,14 @@ void Router::on_stop(daemon::Daemon& daemon) {
   stopping_ = true;
   if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
   front_->drain();
+  turn();
+}
+
+void Router::on_drain_over(daemon::Daemon& daemon) {
+  // Each hears of it, and is charged with what it got.
+  drain_over_ = true;
+  if (core_ == nullptr) return daemon.stopped();
+  core_->end_all(Code::busy, "the service stops", daemon.loop().now());
   turn();
 }
 
@@ -275,7 +283,7 @@ void Router::explain(const std::string& text, daemon::Reply& reply) const {
     first->second = std::min(first->second, row.span.start_us);
   }
   for (const request::SpanRow& row : flight->spans) {
-    static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "sample", "export_pages", "queue", "cut"};
+    static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "cut"};
     daemon::Row out;
     out.number("at_us", row.span.start_us - origin.at(row.rank))
         .number("attempt", row.attempt)

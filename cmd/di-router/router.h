@@ -23,6 +23,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   Status on_prepare(daemon::Daemon& daemon) override;
   Status on_start(daemon::Daemon& daemon) override;
   void on_stop(daemon::Daemon& daemon) override;
+  void on_drain_over(daemon::Daemon& daemon) override;
   Status on_reload(const Config& fresh) override;
   bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
 
@@ -61,6 +62,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   bool turning_ = false;
   bool turn_again_ = false;
   bool stopping_ = false;
+  bool drain_over_ = false;
 };
 
 }  // namespace di::router

@@ -180,6 +180,10 @@ void Program::on_stop(Daemon& daemon) {
   daemon.stopped();
 }
 
+void Program::on_drain_over(Daemon& daemon) {
+  daemon.stopped();
+}
+
 bool Program::on_ctl(const std::vector<std::string>&, Reply) {
   return false;
 }
@@ -249,9 +253,12 @@ struct Daemon::Impl {
         endpoint(loop, *transport, endpoint_options()),
         drain(loop, loop::TimerKind::liveness, "drain timeout",
               [this] {
+                if (drain_over) return loop.stop();
+                drain_over = true;
                 log_warn("daemon", "gave up waiting for what is left",
                          {{"drain_timeout_ms", to_ms(common.drain_timeout)}});
-                loop.stop();
+                drain.start_after(drain_over_wait);
+                program.on_drain_over(*self);
               }),
         watchdog(loop, loop::TimerKind::liveness, "watchdog", [] { notify_supervisor("WATCHDOG=1"); }) {}
 
@@ -353,9 +360,7 @@ struct Daemon::Impl {
         stop();
         break;
       case SIGHUP:
-        if (const Status status = reload(); !status.ok()) {
-          log_warn("daemon", "configuration kept", {{"error", status.error()}});
-        }
+        static_cast<void>(reload());
         break;
       case SIGUSR1:
         dump();
@@ -378,6 +383,12 @@ struct Daemon::Impl {
 
   // Everything that is wrong is logged; the error says only that.
   Status reload() {
+    const Status status = read_again();
+    if (!status.ok()) log_warn("daemon", "configuration kept", {{"error", status.error()}});
+    return status;
+  }
+
+  Status read_again() {
     Startup::Reading fresh = startup.read();
     if (!fresh.errors.empty()) {
       for (const std::string& error : fresh.errors)
@@ -550,7 +561,7 @@ struct Daemon::Impl {
     const std::optional<std::int64_t> ms = integer_of(text);
     constexpr std::int64_t year_ms = std::int64_t{366} * 24 * 3600 * 1000;
     if (!common.clock_manual) {
-      reply.fail(Error{Code::unsupported, 0, "clock.manual is false: product time is real time"});
+      reply.fail(Error{Code::denied, 0, "clock.manual is false: product time is real time"});
     } else if (!ms || *ms < 0 || *ms > year_ms) {
       reply.fail(Error{Code::invalid, 0, "'" + text + "' is not a number of milliseconds"});
     } else {
@@ -584,6 +595,7 @@ struct Daemon::Impl {
   std::unique_ptr<Exporter> exporter;
   std::unique_ptr<loop::Signals> signals;
   loop::Timer drain;
+  bool drain_over = false;  // its second turn ends the process
   loop::Timer watchdog;
   Instant started;
   std::string bound;  // where others connect

@@ -43,6 +43,8 @@
 
 namespace di::daemon {
 
+inline constexpr Duration drain_over_wait = seconds(1);
+
 struct Description {
   std::string_view program;  // "di-kvd"
   std::string_view summary;  // one line, for -h
@@ -80,9 +82,11 @@ class Program {
   virtual Status on_prepare(Daemon&) { return {}; }
   // Starts work.  Calls daemon.ready() here or in a later turn.
   virtual Status on_start(Daemon&) = 0;
-  // Drains and persists; calls daemon.stopped() here or later.  After drain.timeout the process
-  // ends without it.
+  // Drains and persists; calls daemon.stopped() here or later.
   virtual void on_stop(Daemon& daemon);
+  // drain.timeout has passed: end what is left, so that nobody waits for it and nothing of it is lost, and call
+  // daemon.stopped().  After drain_over_wait the process ends without it.
+  virtual void on_drain_over(Daemon& daemon);
   // Commands other than the skeleton's own (show config|metrics|gauges|faults|status, log, clock,
   // reload).  False: this daemon has no such command.
   virtual bool on_ctl(const std::vector<std::string>& words, Reply reply);

@@ -24,7 +24,7 @@ Status RouterCore::submit(NewRequest request, Instant now) {
   watch_absence(now);
   const auto absent = absent_since_.find(request.model);
   if (absent == absent_since_.end() || now - options_.absence_wait >= absent->second) {
-    return Error{Code::unreachable, 0, "no prefill or no decode rank is up"};
+    return Error{Code::unreachable, 0, absence(request.model)};
   }
   DI_ASSERT(!request.prompt.empty() && request.keys.size() == request.prompt.size() / options_.block_tokens);
   const RequestId id = request.id;
@@ -45,6 +45,12 @@ void RouterCore::cancel(const RequestId& id, Code reason, Instant now) {
   end(found->second, reason, reason == Code::ok ? "" : "cancelled", wire::Finish::cancelled, now);
   dispatch(now);
   sweep(now);
+}
+
+void RouterCore::end_all(Code code, std::string_view why, Instant now) {
+  for (auto& [id, flight] : flights_) {
+    if (!flight.ended) end(flight, code, std::string(why), wire::Finish::error, now);
+  }
 }
 
 namespace {
@@ -571,7 +577,8 @@ void RouterCore::end(Flight& flight, Code code, std::string reason, wire::Finish
   ending.cached_tokens = std::min(flight.cached_blocks * options_.block_tokens,
                                   static_cast<std::uint32_t>(flight.request.prompt.size()));
   ending.attempts = flight.attempt;
-  note(flight, "end", "code=" + std::string(code_name(code)) + " output_tokens=" + std::to_string(ending.output_tokens), now);
+  note(flight, "end", "code=" + std::string(code_name(code)) + " output_tokens=" + std::to_string(ending.output_tokens) +
+                          (ending.reason.empty() ? "" : " reason=\"" + ending.reason + "\""), now);
   endings_.push_back(std::move(ending));
 }
 
@@ -629,6 +636,13 @@ bool RouterCore::waits_for_rank(const Flight& flight) const {
           !ranks_.serves(flight.request.model, true));
 }
 
+std::string RouterCore::absence(const std::string& model) const {
+  const bool prefill = ranks_.serves(model, false);
+  const bool decode = ranks_.serves(model, true);
+  const std::string_view what = prefill ? "decode" : decode ? "prefill" : "prefill and no decode";
+  return "no " + std::string(what) + " rank is up that takes requests";
+}
+
 void RouterCore::watch_absence(Instant now) {
   for (const auto& [name, info] : ranks_.all()) absent_since_.try_emplace(info.model, Instant{});
   for (auto& [model, since] : absent_since_) {
@@ -640,7 +654,7 @@ void RouterCore::watch_absence(Instant now) {
     if (now - options_.absence_wait < since) continue;
     for (auto& [id, flight] : flights_) {
       if (flight.request.model != model || flight.ended || !waits_for_rank(flight)) continue;
-      end(flight, Code::busy, "no prefill or no decode rank is up", wire::Finish::error, now);
+      end(flight, Code::busy, absence(model), wire::Finish::error, now);
     }
   }
 }

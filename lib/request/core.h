@@ -71,6 +71,8 @@ class RouterCore {
   Status submit(NewRequest request, Instant now);
   // The client left, a stop string matched, or a deadline passed.  The ending follows at once.
   void cancel(const RequestId& id, Code reason, Instant now);
+  // The same for all of them, with a word to their clients: the service stops.
+  void end_all(Code code, std::string_view why, Instant now);
 
   void on_message(const wire::Envelope& message, Instant now);
   void on_peer_up(const wire::Member& member, Instant now);
@@ -144,6 +146,7 @@ class RouterCore {
   std::vector<wire::Envelope> outgoing_;
   std::vector<Emission> emissions_;
   std::vector<Ending> endings_;
+  [[nodiscard]] std::string absence(const std::string& model) const;
   // By model: since when no prefill or no decode rank is up.  A model that was never served is not here.
   std::map<std::string, Instant> absent_since_;
   std::uint64_t reentries_ = 0;

@@ -35,7 +35,7 @@ inline constexpr U32 block_none = 0xffffffff;  // failed_block: no block failed
 inline constexpr U32 script_token_base = 0x40000000;
 
 enum class Finish : U8 { none = 0, stop = 1, length = 2, cancelled = 3, error = 4 };
-enum class SpanKind : U8 { wait = 0, swap_in = 1, compute = 2, sample = 3, export_pages = 4, queue = 5, cut = 6 };
+enum class SpanKind : U8 { wait = 0, swap_in = 1, compute = 2, cut = 3 };
 enum class Leg : U8 { prefill = 0, decode = 1 };
 
 // clang-format off

@@ -1,5 +1,6 @@
 """di-up, di-down and di-ctl: starting, supervising, asking and stopping a fleet as a whole."""
 
+import json
 import os
 import pathlib
 import re
@@ -9,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
@@ -134,6 +136,27 @@ def what_one_program_knows_is_asked_of_nobody_else():
         wait_for(lambda: not fleet.alive("di-meta.0"), "di-meta to be gone")
         gone = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), "kv", "repair"], capture_output=True, text=True)
         assert gone.returncode == 1 and gone.stderr == "di-ctl: di-meta.0: not running\n", gone
+
+
+def a_planned_stop_that_is_too_short_ends_streams_with_an_error_and_charges_them():
+    rows = ["di-router:drain.timeout=300ms", "di-decode:engine.step_delay_ms=100"]
+    with Fleet(overrides=rows) as fleet:
+        replies = []
+        seen = threading.Event()
+        asking = threading.Thread(target=lambda: replies.append(fleet.chat(
+            "hi", on_chunk=lambda _: seen.set(), temperature=0, max_tokens=200, ignore_eos=True, headers={"x-request-id": "stop-1"})))
+        asking.start()
+        assert seen.wait(60)
+        fleet.kill("di-router.0", signal.SIGTERM)
+        asking.join()
+        wait_for(lambda: not fleet.alive("di-router.0"), "the router to be gone")
+        assert replies[0].error is not None and "the service stops" in replies[0].error["message"], (replies[0].error, replies[0].text)
+        assert not replies[0].done
+        charges = [json.loads(line) for line in (fleet.run / "journal" / "charges.jsonl").read_text().splitlines()]
+        mine = [charge for charge in charges if charge["request_id"] == "stop-1"]
+        assert len(mine) == 1 and mine[0]["status"] == "failed" and mine[0]["output_tokens"] > 0, charges
+        log = (fleet.run / "di-router.0.log").read_text()
+        assert 'access: request failed req=stop-1 code=busy reason="the service stops"' in log, log
 
 
 def what_was_learnt_and_is_not_readable_is_learnt_anew():
@@ -322,6 +345,7 @@ main([
     failed_start_is_one_error_and_leaves_nothing,
     what_one_program_knows_is_asked_of_nobody_else,
     what_was_learnt_and_is_not_readable_is_learnt_anew,
+    a_planned_stop_that_is_too_short_ends_streams_with_an_error_and_charges_them,
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
