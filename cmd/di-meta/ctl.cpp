@@ -77,8 +77,11 @@ void show_usage(const Service& service, daemon::Reply& reply) {
 void show_repairs(const Service& service, daemon::Reply& reply) {
   const directory::RepairQueue& queue = service.index().repair_queue();
   const directory::Index::Counters& c = service.index().counters();
+  const directory::Index::Redundancy now = service.index().redundancy();
   daemon::Row row;
-  row.number("waiting", queue.waiting())
+  row.number("degraded", now.degraded)
+      .number("unreadable", now.unreadable)
+      .number("waiting", queue.waiting())
       .number("waiting_without_redundancy", queue.waiting_at(0))
       .number("running", queue.running())
       .number("columns_repaired", c.columns_repaired)

@@ -87,6 +87,18 @@ bool Index::can_read(const StripeColumn& column) const {
   return volume == store.volumes.end() || volume->second.state != volume_failed;
 }
 
+Index::Redundancy Index::redundancy() const {
+  Redundancy out;
+  for (const auto& [id, slot] : stripes_.ids()) {
+    const Stripe& stripe = stripes_.at(slot);
+    if (readable_columns(stripe) == stripe.form().columns_stored()) continue;
+    bool readable = true;
+    for (std::uint32_t page = 0; page < stripe.pages() && readable; ++page) readable = page_readable(stripe, page);
+    ++(readable ? out.degraded : out.unreadable);
+  }
+  return out;
+}
+
 std::uint32_t Index::readable_columns(const Stripe& stripe) const {
   const auto columns = stripe.columns();
   return static_cast<std::uint32_t>(

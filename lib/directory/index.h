@@ -273,6 +273,12 @@ class Index final : private BlockMap::Keys {
     std::uint64_t free_pending_bytes = 0;
   };
   [[nodiscard]] std::vector<Place> places() const;
+  // How the committed stripes stand now, by what the stores that are up have.  Looks at every stripe.
+  struct Redundancy {
+    std::uint64_t degraded = 0;    // some column cannot be read, and every page can
+    std::uint64_t unreadable = 0;  // some page cannot be read
+  };
+  [[nodiscard]] Redundancy redundancy() const;
   struct PageRow {
     std::uint64_t page = 0;
     std::vector<std::string> stores;

@@ -226,10 +226,15 @@ TEST_F(StripeTest, PlanHasWhatItTakesToRebuild) {
 
 TEST_F(StripeTest, TwoStoresOfSixMayGoAndTheThirdIsACleanMiss) {
   const auto opened = put(1, 0, 4);
+  EXPECT_EQ(index->redundancy().degraded + index->redundancy().unreadable, 0u);
   index->lost(store(number_of(opened.columns[1])), at_s(1));
   index->lost(store(number_of(opened.columns[5])), at_s(1));
   EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_EQ(index->redundancy().degraded, 1u);
+  EXPECT_EQ(index->redundancy().unreadable, 0u);
   index->lost(store(number_of(opened.columns[2])), at_s(1));
+  EXPECT_EQ(index->redundancy().degraded, 0u);
+  EXPECT_EQ(index->redundancy().unreadable, 1u);
   EXPECT_EQ(hit(1, 8), 2U);  // page 0 is whole on its own store; 1 cannot be rebuilt any more
   EXPECT_EQ(index->match({Key{}, keys(1, 6, 2)}).hit_blocks, 2U);
   comes(number_of(opened.columns[5]), 2, 2);
