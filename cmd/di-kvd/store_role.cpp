@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/crypto.h"
+#include "fault_disk.h"
 #include "net/envelope.h"
 
 namespace di::kvd {
@@ -25,37 +26,6 @@ constexpr std::size_t delayed_max = 64;
 constexpr Duration progress_every = seconds(10);
 // The disk is looked at every second; without a look, or with one that found it failed, the store is not ready.
 constexpr Duration disk_late_after = seconds(10);
-
-// Passes slot writes (meta data is single pages) through the fault point in their middle.
-class FaultDisk final : public store::Disk {
- public:
-  explicit FaultDisk(std::unique_ptr<store::Disk> disk) : disk_(std::move(disk)) {}
-
-  [[nodiscard]] std::uint64_t bytes() const override { return disk_->bytes(); }
-  [[nodiscard]] std::string_view path() const override { return disk_->path(); }
-  Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
-    return disk_->read_pieces(offset, to);
-  }
-  Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
-    std::uint64_t bytes = 0;
-    for (const ByteView& piece : from) bytes += piece.size();
-    if (bytes <= store::disk_align_bytes) return disk_->write_pieces(offset, from);
-    const std::uint64_t half = align_up(bytes / 2, store::disk_align_bytes);
-    std::uint64_t at = 0;
-    for (const ByteView& piece : from) {
-      const std::uint64_t before = at < half ? std::min<std::uint64_t>(piece.size(), half - at) : 0;
-      if (before > 0) DI_TRY(disk_->write(offset + at, piece.first(before)));
-      if (at < half && at + piece.size() >= half) daemon::fault(FaultPoint::store_mid_slot_write);
-      if (before < piece.size()) DI_TRY(disk_->write(offset + at + before, piece.subspan(before)));
-      at += piece.size();
-    }
-    return {};
-  }
-  Status flush() override { return disk_->flush(); }
-
- private:
-  std::unique_ptr<store::Disk> disk_;
-};
 
 Status volumes_check(const StoreConfig& config, const std::vector<std::string>& given) {
   if (given.empty()) return {};
@@ -76,13 +46,6 @@ Status volumes_check(const StoreConfig& config, const std::vector<std::string>& 
     }
   }
   return {};
-}
-
-bool armed(std::string_view name) {
-  const std::vector<daemon::FaultState> states = daemon::fault_states();
-  return std::any_of(states.begin(), states.end(), [&](const daemon::FaultState& state) {
-    return state.name == name && !state.armed.empty();
-  });
 }
 
 }  // namespace
@@ -251,7 +214,9 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
     static_cast<void>(net::envelope_send(daemon_->endpoint(), message));
   };
   hooks.put_written = [this](std::function<void()> answer) { put_written(std::move(answer)); };
-  if (armed("kvd_mid_segment")) hooks.mid_segment = [] { daemon::fault(FaultPoint::kvd_mid_segment); };
+  if (daemon::fault_armed(FaultPoint::kvd_mid_segment)) {
+    hooks.mid_segment = [] { daemon::fault(FaultPoint::kvd_mid_segment); };
+  }
   auto plane = DataPlane::start(
       daemon, data_config_, {},
       {.done = [this](transfer::OpId op, Code code) { server_->moved(op, code); }, .concealed = {}});
@@ -261,7 +226,7 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   for (Opened& opened : opened_) {
     store::Mount::Backing& backing = opened.backing;
     if (backing.disk) {
-      if (armed("store_mid_slot_write")) backing.disk = std::make_unique<FaultDisk>(std::move(backing.disk));
+      backing.disk = with_faults(std::move(backing.disk));
       auto pool = store::IoPool::create(daemon.loop(), *backing.disk,
                                         {.mode = config_.io,
                                          .threads = config_.io_threads,

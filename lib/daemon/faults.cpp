@@ -156,6 +156,10 @@ Status fault_arm(const std::string& spec, const std::string& run_dir, const std:
   return {};
 }
 
+bool fault_armed(FaultPoint point) {
+  return !cells[static_cast<std::size_t>(point)].armed.empty();
+}
+
 std::vector<FaultState> fault_states() {
   std::vector<FaultState> all;
   for (std::size_t i = 0; i < place_count; ++i) {

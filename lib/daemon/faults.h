@@ -44,6 +44,8 @@ FaultAction fault(FaultPoint point);
 // Arms `spec` for `instance`; faults that fired before stay off.
 [[nodiscard]] Status fault_arm(const std::string& spec, const std::string& run_dir,
                                const std::string& instance);
+// Whether something is to happen at `point`, or has happened there.
+[[nodiscard]] bool fault_armed(FaultPoint point);
 // All places, for `di-ctl show faults`.
 [[nodiscard]] std::vector<FaultState> fault_states();
 // For tests: forgets counts and what is armed.

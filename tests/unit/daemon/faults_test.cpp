@@ -39,6 +39,8 @@ TEST_F(Faults, NothingArmedDoesNothingAndCounts) {
 
 TEST_F(Faults, FiresAtTheNthHitAndOnlyOnce) {
   ASSERT_TRUE(fault_arm("decode_mid_step:3=drop", folder, "di-decode.0").ok());
+  EXPECT_TRUE(fault_armed(FaultPoint::decode_mid_step));
+  EXPECT_FALSE(fault_armed(FaultPoint::decode_after_seat));
   std::string seen;
   for (int i = 0; i < 6; ++i) seen += fault(FaultPoint::decode_mid_step) == FaultAction::drop ? 'd' : '.';
   EXPECT_EQ(seen, "..d...");
