@@ -45,6 +45,8 @@ constexpr Command table[] = {
     {"resume", "INSTANCE", Scope::named, "take work again"},
     {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count"},
     {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second"},
+    {"kv volume return", "VOLUME STORE", Scope::named,
+     "open a volume again whose disk was mended, by its number"},
     {"kv du", "", Scope::each, "bytes in the store by layout and geometry", "di-meta"},
     {"kv repair", "[now]", Scope::each, "stripes that wait for repair; now: without further pause",
      "di-meta"},

@@ -21,6 +21,7 @@ class TornDisk final : public store::Disk {
   explicit TornDisk(std::unique_ptr<store::Disk> disk) : disk_(std::move(disk)) {}
 
   [[nodiscard]] std::uint64_t bytes() const override { return disk_->bytes(); }
+  [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return disk_->bytes_now(); }
   [[nodiscard]] std::string_view path() const override { return disk_->path(); }
   Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
     return disk_->read_pieces(offset, to);
@@ -42,6 +43,7 @@ class UnflushedDisk final : public store::Disk {
   explicit UnflushedDisk(std::unique_ptr<store::Disk> disk) : disk_(std::move(disk)) {}
 
   [[nodiscard]] std::uint64_t bytes() const override { return disk_->bytes(); }
+  [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return disk_->bytes_now(); }
   [[nodiscard]] std::string_view path() const override { return disk_->path(); }
   Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override;
   Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 
 #include "base/clock.h"
@@ -174,6 +175,25 @@ Result<StoreRole::Opened> StoreRole::open_volume(const std::string& path) const 
   return opened;
 }
 
+Status StoreRole::add_pool(Opened& opened, std::uint16_t volume,
+                           std::shared_ptr<store::DiskFigures> figures) const {
+  store::Mount::Backing& backing = opened.backing;
+  backing.disk = with_faults(std::move(backing.disk));
+  auto pool = store::IoPool::create(daemon_->loop(), *backing.disk,
+                                    {.mode = config_.io,
+                                     .threads = config_.io_threads,
+                                     .queue_max = store::Server::io_queue_max({}),
+                                     .name = "store-" + std::to_string(volume),
+                                     .figures = std::move(figures)});
+  if (!pool) return pool.error().in("store.io");
+  if ((*pool)->refused() && config_.io == store::IoMode::automatic) {
+    log_info("store", "no io_uring here: threads wait for the disk",
+             {{"path", backing.path}, {"error", *(*pool)->refused()}});
+  }
+  backing.pool = *std::move(pool);
+  return {};
+}
+
 // What the disk has done to a volume is that volume's misfortune; what the configuration asks for and cannot be
 // is told before anything is served.
 Status StoreRole::on_prepare(daemon::Daemon& daemon) {
@@ -224,23 +244,9 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   plane_ = *std::move(plane);
   std::vector<store::Mount::Backing> volumes;
   for (Opened& opened : opened_) {
-    store::Mount::Backing& backing = opened.backing;
-    if (backing.disk) {
-      backing.disk = with_faults(std::move(backing.disk));
-      auto pool = store::IoPool::create(daemon.loop(), *backing.disk,
-                                        {.mode = config_.io,
-                                         .threads = config_.io_threads,
-                                         .queue_max = store::Server::io_queue_max(options),
-                                         .name = "store-" + std::to_string(volumes.size())});
-      if (!pool) return pool.error().in("store.io");
-      if ((*pool)->refused() && config_.io == store::IoMode::automatic) {
-        log_info("store", "no io_uring here: threads wait for the disk",
-                 {{"path", backing.path}, {"error", *(*pool)->refused()}});
-      }
-      backing.pool = *std::move(pool);
-    }
+    if (opened.backing.disk) DI_TRY(add_pool(opened, static_cast<std::uint16_t>(volumes.size()), nullptr));
     direct_.push_back(opened.direct);
-    volumes.push_back(std::move(backing));
+    volumes.push_back(std::move(opened.backing));
   }
   opened_.clear();
   server_ = std::make_unique<store::Server>(daemon.loop(), std::move(volumes), plane_->fabric(),
@@ -273,6 +279,11 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   };
   daemon.enroll(std::move(self), std::move(events));
   return {};
+}
+
+StoreRole::~StoreRole() {
+  *alive_ = false;
+  if (opener_.joinable()) opener_.join();
 }
 
 void StoreRole::on_stop(daemon::Daemon& daemon) {
@@ -392,22 +403,22 @@ void StoreRole::register_metrics(daemon::Metrics& metrics, const store::Mount& m
   metrics.gauge_from(
       "di_store_disk_state", "0 in service, 1 avoided (slow or full), 2 failed",
       [&mount] { return static_cast<std::int64_t>(mount.state()); }, {volume});
-  if (!mount.is_open()) return;
-  const auto counter = [&](std::string_view name, std::string_view help, const std::uint64_t& cell,
+  metrics.counter_from("di_store_syncs_total", "Flushes with the tables written behind",
+                       [&mount] { return mount.syncs(); }, {volume});
+  using Scrubbed = store::Scrub::Counters;
+  const auto counter = [&](std::string_view name, std::string_view help, std::uint64_t Scrubbed::*member,
                            daemon::Metrics::Labels labels = {}) {
     labels.push_back(volume);
     metrics.counter_from(
-        name, help, [&cell] { return cell; }, std::move(labels));
+        name, help, [&mount, member] { return mount.scrubbed().*member; }, std::move(labels));
   };
-  counter("di_store_syncs_total", "Flushes with the tables written behind", mount.syncs());
-  const store::Scrub::Counters& scrub = mount.scrub().counters();
-  counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", scrub.passes);
-  counter("di_store_scrub_columns_total", "Columns read by the scrub", scrub.columns);
-  counter("di_store_scrub_bytes_total", "Bytes read by the scrub", scrub.bytes);
+  counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", &Scrubbed::passes);
+  counter("di_store_scrub_columns_total", "Columns read by the scrub", &Scrubbed::columns);
+  counter("di_store_scrub_bytes_total", "Bytes read by the scrub", &Scrubbed::bytes);
   const std::string_view bad = "Columns that the scrub found to be bad";
-  counter("di_store_scrub_bad_total", bad, scrub.corrupt, {{"code", "corrupt"}});
-  counter("di_store_scrub_bad_total", bad, scrub.unreadable, {{"code", "io"}});
-  const store::DiskFigures& disk = mount.pool().figures();
+  counter("di_store_scrub_bad_total", bad, &Scrubbed::corrupt, {{"code", "corrupt"}});
+  counter("di_store_scrub_bad_total", bad, &Scrubbed::unreadable, {{"code", "io"}});
+  const store::DiskFigures& disk = *mount.figures();
   const std::string_view errors = "Accesses to the disk that failed, and payloads that did not match";
   const auto disk_error = [&](std::string_view what, const std::atomic<std::uint64_t>& cell) {
     metrics.counter_from(
@@ -428,6 +439,11 @@ void StoreRole::scrub_tell() {
     if (!watcher.reply.wanted()) return true;
     std::vector<std::uint16_t> running;
     for (const std::uint16_t number : watcher.running) {
+      if (!server_->mounts()[number]->serves()) {
+        watcher.reply.fail(
+            Error{Code::cancelled, 0, "volume " + std::to_string(number) + " went out of service"});
+        return true;
+      }
       const store::Scrub::Pass& pass = server_->mounts()[number]->scrub().pass();
       if (watcher.passes[number] != pass.number) {
         watcher.reply.fail(Error{Code::cancelled, 0, "another pass was asked for"});
@@ -456,7 +472,7 @@ void StoreRole::ctl_scrub(daemon::Reply reply) {
   std::vector<std::uint64_t> passes(server_->mounts().size());
   std::vector<std::uint16_t> running;
   for (const auto& mount : server_->mounts()) {
-    if (!mount->is_open()) continue;
+    if (!mount->serves()) continue;
     mount->scrub().start();
     passes[mount->number()] = mount->scrub().pass().number;
     running.push_back(mount->number());
@@ -516,6 +532,48 @@ void StoreRole::ctl_volumes(daemon::Reply reply) {
   reply.end();
 }
 
+// An operator has mended a disk: what is there now is opened as at a start, and serves when it can be.
+void StoreRole::ctl_return(const std::string& number, daemon::Reply reply) {
+  std::uint16_t volume = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), volume);
+  if (error != std::errc{} || end != number.data() + number.size())
+    return reply.fail(Error{Code::invalid, 0, "'" + number + "' is no number of a volume"});
+  if (returning_) return reply.fail(Error{Code::busy, 0, "another volume is being opened"});
+  const Status closing = server_->volume_close(volume, [this, volume] {
+    if (opener_.joinable()) opener_.join();
+    opener_ = std::thread([this, volume, path = server_->mounts()[volume]->path()] {
+      auto opened = std::make_shared<Result<Opened>>(open_volume(path));
+      daemon_->loop().post("volume opened", [this, alive = alive_, volume, opened] {
+        if (*alive) return_opened(volume, std::move(*opened));
+      });
+    });
+  });
+  if (!closing.ok()) return reply.fail(closing.error());
+  returning_ = std::move(reply);
+}
+
+void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
+  daemon::Reply reply = *std::exchange(returning_, std::nullopt);
+  const store::Mount& mount = *server_->mounts()[volume];
+  if (opened) {
+    if (Status pool = add_pool(*opened, volume, mount.figures()); !pool.ok()) opened = pool.error();
+  }
+  if (!opened) {
+    log_error("store", "volume stays out of service", {{"path", mount.path()}, {"error", opened.error()}});
+    return reply.fail(opened.error());
+  }
+  direct_[volume] = opened->direct;
+  server_->volume_open(volume, std::move(opened->backing));
+  log_info("store", "volume in service again", {{"path", mount.path()}});
+  daemon::Row row;
+  row.number("volume", volume)
+      .text("path", mount.path())
+      .text("state", state_of(mount))
+      .number("columns", mount.stats().slots_live);
+  reply.row(row);
+  reply.end();
+}
+
 // One row for the whole node: up as long as one volume takes columns.
 void StoreRole::ctl_kv(daemon::Reply reply) {
   store::Volume::Stats sum;
@@ -569,6 +627,8 @@ bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply repl
   if (words == std::vector<std::string>{"kv", "fsck"}) return ctl_check(std::move(reply)), true;
   if (words == std::vector<std::string>{"show", "volumes"}) return ctl_volumes(std::move(reply)), true;
   if (words == std::vector<std::string>{"show", "kv"}) return ctl_kv(std::move(reply)), true;
+  if (words.size() == 4 && words[0] == "kv" && words[1] == "volume" && words[2] == "return")
+    return ctl_return(words[3], std::move(reply)), true;
   return false;
 }
 

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -35,6 +37,7 @@ Status store_validate(const StoreConfig& config);
 class StoreRole final : public daemon::Program {
  public:
   StoreRole(StoreConfig config, DataConfig data) : config_(std::move(config)), data_config_(std::move(data)) {}
+  ~StoreRole() override;
 
   // Opens the volumes, or makes those that are not there.
   Status on_prepare(daemon::Daemon& daemon) override;
@@ -51,6 +54,8 @@ class StoreRole final : public daemon::Program {
   Result<Opened> open_volume(const std::string& path) const;
   Result<store::DiskFile> make_volume(const std::string& path) const;
   Status make_on_device(const std::string& path, store::Disk& disk) const;
+  // Gives an opened volume its thread.
+  Status add_pool(Opened& opened, std::uint16_t volume, std::shared_ptr<store::DiskFigures> figures) const;
   Status format(store::Disk& disk) const;
   void register_metrics(daemon::Metrics& metrics);
   static void register_metrics(daemon::Metrics& metrics, const store::Mount& mount);
@@ -62,6 +67,8 @@ class StoreRole final : public daemon::Program {
   void ctl_scrub(daemon::Reply reply);
   void ctl_check(daemon::Reply reply);
   void ctl_volumes(daemon::Reply reply);
+  void ctl_return(const std::string& number, daemon::Reply reply);
+  void return_opened(std::uint16_t volume, Result<Opened> opened);
   void ctl_kv(daemon::Reply reply);
   void scrub_tell();
 
@@ -82,6 +89,10 @@ class StoreRole final : public daemon::Program {
   std::unique_ptr<loop::Timer> watch_timer_;
   std::unique_ptr<DataPlane> plane_;
   std::unique_ptr<store::Server> server_;
+  // A volume that is being put back into service: it is opened beside the loop, one at a time.
+  std::optional<daemon::Reply> returning_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::thread opener_;
 };
 
 }  // namespace di::kvd

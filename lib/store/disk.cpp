@@ -58,6 +58,19 @@ class Vector {
   std::size_t count_ = 0;
 };
 
+// Of what is open, a file or a device.  Errors: invalid (neither), io.
+Result<std::uint64_t> length_of(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return errno_error("stat " + path);
+  if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
+  if (!S_ISBLK(status.st_mode)) {
+    return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
+  }
+  std::uint64_t bytes = 0;
+  if (::ioctl(fd, BLKGETSIZE64, &bytes) != 0) return errno_error("length of " + path);
+  return bytes - bytes % disk_align_bytes;
+}
+
 class FileDisk final : public Disk {
  public:
   FileDisk(Fd fd, std::string path, std::uint64_t bytes)
@@ -68,6 +81,7 @@ class FileDisk final : public Disk {
   FileDisk& operator=(const FileDisk&) = delete;
 
   [[nodiscard]] std::uint64_t bytes() const override { return bytes_; }
+  [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return length_of(fd_.get(), path_); }
   [[nodiscard]] int descriptor() const override { return fd_.get(); }
   [[nodiscard]] std::string_view path() const override { return path_; }
 
@@ -205,22 +219,14 @@ Result<DiskFile> disk_open(const std::string& path) {
   // On a device O_EXCL asks the kernel whether it is mounted or otherwise in use.
   Result<Fd> fd = open_direct(path, O_RDWR | (file.device ? O_EXCL : 0), file.direct);
   if (!fd) return fd.error();
-  // Again: what was opened may be another file than what was looked at.
-  if (::fstat(fd->get(), &status) != 0) return errno_error("stat " + path);
-  std::uint64_t bytes = 0;
-  if (S_ISBLK(status.st_mode)) {
-    if (::ioctl(fd->get(), BLKGETSIZE64, &bytes) != 0) return errno_error("length of " + path);
-    bytes -= bytes % disk_align_bytes;
-  } else if (S_ISREG(status.st_mode)) {
-    bytes = static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
-  } else {
-    return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
-  }
-  if (bytes == 0 || !aligned(bytes)) {
+  // Of what was opened, which may be another file than what was looked at.
+  const Result<std::uint64_t> bytes = length_of(fd->get(), path);
+  if (!bytes) return bytes.error();
+  if (*bytes == 0 || !aligned(*bytes)) {
     return Error{Code::corrupt, 0, path + ": the length is no multiple of 4 KiB"};
   }
   DI_TRY(lock(fd->get(), path));
-  file.disk = std::make_unique<FileDisk>(*std::move(fd), path, bytes);
+  file.disk = std::make_unique<FileDisk>(*std::move(fd), path, *bytes);
   return file;
 }
 

@@ -25,6 +25,8 @@ class Disk {
  public:
   virtual ~Disk() = default;
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
+  // As long as it is now: less than bytes() when somebody has cut it short.  Errors: io.
+  [[nodiscard]] virtual Result<std::uint64_t> bytes_now() const { return bytes(); }
   // All of `to`, one piece after the other, or an error.  Errors: io.
   virtual Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) = 0;
   // One write; after an error or a crash any part of it may be there.  Errors: io, no_space.

@@ -10,6 +10,7 @@
 //   failed  any         more than errors_max errors in errors_within              refused     while they
 //           any         more than corrupt_max wrong checksums in corrupt_within               succeed
 //           avoid       slow for failed_after
+//           any         the file or device is shorter than the volume
 //   failed stays until the volume is opened anew.
 //
 // An interval is slow when its 99th percentile is slow_factor times what it was in the disk's own past, and
@@ -49,7 +50,7 @@ class DiskHealth {
   // Intervals until there is a past to compare with.
   static constexpr std::uint32_t past_min = 30;
 
-  // Totals since the volume was opened, and the percentile of the interval.
+  // Totals since the store began, and the percentile of the interval.
   struct Sample {
     std::uint64_t errors = 0;  // reads, writes and flushes
     std::uint64_t no_space = 0;
@@ -57,12 +58,16 @@ class DiskHealth {
     std::uint64_t begun = 0;
     std::uint64_t ended = 0;
     std::uint64_t p99_us = 0;
+    bool cut_short = false;  // the disk is shorter than it was
   };
-  // Once each interval.
+  DiskHealth() = default;
+  // Of a disk that is opened anew: what was counted until then is over.
+  explicit DiskHealth(const Sample& past) : last_(past) {}
+  // Once each interval, and at once when the disk is found to be shorter.
   DiskState step(const Sample& sample, Instant now);
 
   [[nodiscard]] DiskState state() const { return state_; }
-  // Why it is not good: "errors", "corrupt", "slow", "full"; empty when it is.
+  // Why it is not good: "errors", "corrupt", "short", "slow", "full"; empty when it is.
   [[nodiscard]] std::string_view reason() const { return reason_; }
   // What the 99th percentile used to be.
   [[nodiscard]] double past_p99_us() const { return past_us_; }

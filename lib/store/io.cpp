@@ -342,7 +342,7 @@ void IoPool::Engine::submit(DiskOp& op, Access&& access) {
   kept.kind = op.kind;
   kept.bytes = op.bytes();
   kept.began = clock_.now();
-  pool_.figures_.begun.fetch_add(1, std::memory_order_relaxed);
+  pool_.figures_->begun.fetch_add(1, std::memory_order_relaxed);
   op.tag = index;
   switch (kept.what) {
     case Access::What::column:
@@ -363,7 +363,7 @@ void IoPool::Engine::done(const DiskQueue::Done& one) {
   Access access = std::move(accesses_[one.tag]);
   free_.push_back(static_cast<std::uint32_t>(one.tag));
   const auto us = static_cast<std::uint64_t>(to_us(clock_.now() - access.began));
-  DiskFigures& figures = pool_.figures_;
+  DiskFigures& figures = *pool_.figures_;
   switch (access.kind) {
     case DiskOp::Kind::read:
       figures.read_us.record(us);
@@ -608,7 +608,7 @@ void IoPool::Engine::groups_arrived(Column& column) {
 
 void IoPool::Engine::fail(Column& column, Error error) {
   if (column.failed) return;
-  if (error.code == Code::corrupt) pool_.figures_.corrupt.fetch_add(1, std::memory_order_relaxed);
+  if (error.code == Code::corrupt) pool_.figures_->corrupt.fetch_add(1, std::memory_order_relaxed);
   column.failed = std::move(error);
 }
 
@@ -810,6 +810,7 @@ Result<std::unique_ptr<IoPool>> IoPool::create(loop::Loop& loop, Disk& disk, con
 IoPool::IoPool(loop::Loop& loop, Disk& disk, const Options& options)
     : disk_(disk),
       options_(options),
+      figures_(options.figures ? options.figures : std::make_shared<DiskFigures>()),
       // Every job's reports fit; and a sync or a change of memory has one.
       reports_((2 * options.queue_max + 16) * (kv::groups_max + 1)),
       reader_(loop, reports_, "store-io", [](std::function<void()>&& callback) { callback(); }) {

@@ -127,6 +127,8 @@ class IoPool {
     std::uint32_t threads = 4;  // that block, where io_uring is not used
     std::size_t queue_max = 1024;
     std::string name = "store";  // of the thread
+    // What goes on counting when a disk is opened anew; null: new ones.
+    std::shared_ptr<DiskFigures> figures = {};
   };
   static constexpr std::uint32_t priorities = 3;
   // Accesses at a time.  Deep enough for a fast disk, and shallow enough that an urgent read finds at most
@@ -159,7 +161,8 @@ class IoPool {
 
   // Jobs waiting or running.
   [[nodiscard]] std::size_t pending() const { return pending_.load(std::memory_order_relaxed); }
-  [[nodiscard]] const DiskFigures& figures() const { return figures_; }
+  [[nodiscard]] const DiskFigures& figures() const { return *figures_; }
+  [[nodiscard]] const std::shared_ptr<DiskFigures>& figures_shared() const { return figures_; }
   // "uring" or "threads", and why not uring when that was wanted.
   [[nodiscard]] std::string_view mode() const { return mode_; }
   [[nodiscard]] const std::optional<Error>& refused() const { return refused_; }
@@ -208,7 +211,7 @@ class IoPool {
   std::atomic<std::size_t> reads_{0};
   std::atomic<std::size_t> puts_{0};
   std::atomic<bool> stopping_{false};
-  DiskFigures figures_;
+  const std::shared_ptr<DiskFigures> figures_;
   loop::Mailbox<std::function<void()>> reports_;
   loop::MailboxReader<std::function<void()>> reader_;
   std::thread thread_;

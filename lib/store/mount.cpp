@@ -19,7 +19,11 @@ Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Opti
       health_timer_(loop, loop::TimerKind::liveness, "store-health", [this] { health_look(); }),
       pool_(std::move(backing.pool)) {
   DI_ASSERT(backing.refused.has_value() != (disk_ && volume_ && pool_));
-  if (!is_open()) return;
+  figures_ = pool_ ? pool_->figures_shared() : std::make_shared<DiskFigures>();
+  if (is_open()) start();
+}
+
+void Mount::start() {
   health_timer_.start_every(DiskHealth::interval);
   // An open list left by a kill shrinks without waiting for the first put.
   sync_soon();
@@ -27,20 +31,27 @@ Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Opti
     const Volume::Stats stats = volume_->stats();
     return stats.reading > 0 || stats.writing > 0;
   };
-  scrub_ = std::make_unique<Scrub>(
-      loop_, *volume_, *pool_, options_.scrub,
-      Scrub::Hooks{busy,
-                   [this](std::uint64_t stripe, std::uint16_t column, Code code) {
-                     column_bad(stripe, column, code);
-                   },
-                   [this] { hooks_.scrub_beat(); }, [this] { hooks_.ended(); }});
+  scrub_ = std::make_unique<Scrub>(loop_, *volume_, *pool_, options_.scrub,
+                                   Scrub::Hooks{busy,
+                                                [this](std::uint64_t stripe, std::uint16_t column,
+                                                       Code code) { column_bad(stripe, column, code); },
+                                                [this] { hooks_.scrub_beat(); },
+                                                [this] {
+                                                  close_when_idle();
+                                                  hooks_.ended();
+                                                }});
 }
 
 // ---- columns
 
 Result<Read> Mount::read_begin(std::uint64_t stripe, std::uint16_t column) {
-  if (!is_open()) return Error{Code::not_found, 0, "the volume is not open"};
+  if (!serves()) return Error{Code::not_found, 0, "the volume is not open"};
   return volume_->read_begin(stripe, column);
+}
+
+void Mount::read_end(const Read& read, bool verified) {
+  volume_->read_end(read, verified);
+  close_when_idle();
 }
 
 void Mount::put_end(const Put& put, const PutOutcome& outcome) {
@@ -48,6 +59,7 @@ void Mount::put_end(const Put& put, const PutOutcome& outcome) {
   volume_->put_end(put, outcome);
   if (volume_->broken() && !was_broken) tell_broken(outcome.status.error());
   sync_soon();
+  close_when_idle();
 }
 
 std::uint32_t Mount::free(std::uint64_t stripe, std::optional<std::uint16_t> column) {
@@ -58,6 +70,8 @@ std::uint32_t Mount::free(std::uint64_t stripe, std::optional<std::uint16_t> col
 }
 
 void Mount::column_bad(std::uint64_t stripe, std::uint16_t column, Code code) {
+  // A read behind the end: every column there is gone, not only this one.
+  if (code == Code::io && !cut_short_ && cut_at()) return health_look();
   hooks_.bad(stripe, column, code);
   if (code != Code::corrupt) return;
   // Nobody will ever read it: its room is worth more.
@@ -69,13 +83,13 @@ void Mount::column_bad(std::uint64_t stripe, std::uint16_t column, Code code) {
 // ---- write behind
 
 void Mount::after_flush(std::function<void(Code)> then) {
-  if (volume_->broken()) return then(Code::io);
+  if (volume_->broken() || closed_) return then(Code::io);
   unflushed_.push_back(std::move(then));
   sync_now();
 }
 
 void Mount::sync_soon() {
-  if (!syncing_ && !sync_timer_.armed() && !volume_->clean() && !volume_->broken()) {
+  if (!syncing_ && !closed_ && !sync_timer_.armed() && !volume_->clean() && !volume_->broken()) {
     sync_timer_.start_after(options_.flush_every);
   }
 }
@@ -106,11 +120,12 @@ void Mount::sync_ended(const Status& status) {
     for (auto& then : std::exchange(unflushed_, {})) told.push_back(std::move(then));
   }
   for (const auto& then : told) then(status.ok() ? Code::ok : Code::io);
-  if (!unflushed_.empty() || stopping_) {
+  if (!closed_ && (!unflushed_.empty() || stopping_)) {
     sync_now();
   } else {
     sync_soon();
   }
+  close_when_idle();
   hooks_.ended();
 }
 
@@ -122,16 +137,16 @@ void Mount::tell_broken(const Error& error) {
 // ---- health
 
 DiskState Mount::state() const {
-  return !is_open() || volume_->broken() ? DiskState::failed : health_.state();
+  return !serves() || volume_->broken() ? DiskState::failed : health_.state();
 }
 
 std::string_view Mount::reason() const {
-  if (!is_open()) return "not open";
+  if (!serves()) return "not open";
   return volume_->broken() ? "broken" : health_.reason();
 }
 
 DiskState Mount::state_told() const {
-  if (!is_open()) return DiskState::failed;
+  if (!serves()) return DiskState::failed;
   return volume_->broken() ? std::max(health_.state(), DiskState::avoid) : health_.state();
 }
 
@@ -149,8 +164,14 @@ Code Mount::put_refusal() const {
   return Code::ok;
 }
 
-void Mount::health_look() {
-  const DiskFigures& figures = pool_->figures();
+Scrub::Counters Mount::scrubbed() const {
+  Scrub::Counters sum = scrubbed_;
+  if (scrub_) sum += scrub_->counters();
+  return sum;
+}
+
+DiskHealth::Sample Mount::figures_now() const {
+  const DiskFigures& figures = *figures_;
   DiskHealth::Sample sample;
   // Before what has ended, so that what ends in between is not taken for something that never began.
   sample.ended = figures.read_us.count() + figures.write_us.count() + figures.flush_us.count();
@@ -159,7 +180,33 @@ void Mount::health_look() {
                   figures.write_errors.load(std::memory_order_relaxed);
   sample.no_space = figures.no_space.load(std::memory_order_relaxed);
   sample.corrupt = figures.corrupt.load(std::memory_order_relaxed);
-  sample.p99_us = std::max(read_p99_.p99(figures.read_us), write_p99_.p99(figures.write_us));
+  return sample;
+}
+
+std::optional<std::uint64_t> Mount::cut_at() const {
+  const Result<std::uint64_t> bytes = disk_->bytes_now();
+  if (!bytes || *bytes >= volume_->geometry().volume_bytes) return std::nullopt;
+  return *bytes;
+}
+
+void Mount::give_up_behind(std::uint64_t end) {
+  cut_short_ = true;
+  const auto gone = volume_->free_behind(end);
+  log_error("store", "the volume was cut short",
+            {{"path", path_},
+             {"bytes", end},
+             {"of_bytes", volume_->geometry().volume_bytes},
+             {"columns", gone.size()}});
+  for (const auto& [stripe, column] : gone) hooks_.bad(stripe, column, Code::not_found);
+  hooks_.dropped(static_cast<std::uint32_t>(gone.size()));
+  sync_soon();
+}
+
+void Mount::health_look() {
+  DiskHealth::Sample sample = figures_now();
+  sample.p99_us = std::max(read_p99_.p99(figures_->read_us), write_p99_.p99(figures_->write_us));
+  if (const auto end = cut_short_ ? std::nullopt : cut_at()) give_up_behind(*end);
+  sample.cut_short = cut_short_;
   const DiskState before = health_.state();
   const DiskState now = health_.step(sample, loop_.monotonic_now());
   if (now != DiskState::failed && !volume_->broken()) hooks_.looked();
@@ -179,6 +226,53 @@ void Mount::health_look() {
   hooks_.changed();
 }
 
+// ---- close and open
+
+void Mount::close(std::function<void()> closed) {
+  DI_ASSERT(!closed_);
+  if (!is_open()) return loop_.post("store-closed", std::move(closed));
+  closed_ = std::move(closed);
+  scrub_->stop();
+  health_timer_.cancel();
+  sync_timer_.cancel();
+  for (auto& then : std::exchange(unflushed_, {})) then(Code::io);
+  hooks_.changed();
+  close_when_idle();
+}
+
+void Mount::close_when_idle() {
+  if (!closed_ || syncing_) return;
+  const Volume::Stats stats = volume_->stats();
+  if (stats.reading > 0 || stats.writing > 0) return;
+  // Not from inside what has just ended.  Nothing is begun meanwhile.
+  loop_.post("store-closed", [this, alive = alive_] {
+    if (!*alive || !closed_) return;
+    scrubbed_ = scrubbed();
+    scrub_.reset();
+    pool_.reset();
+    volume_.reset();
+    disk_.reset();
+    log_info("store", "volume closed", {{"path", path_}});
+    std::exchange(closed_, nullptr)();
+    hooks_.ended();
+  });
+}
+
+void Mount::open(Backing backing) {
+  DI_ASSERT(!is_open() && !closed_);
+  if (backing.refused || stopping_) return;
+  DI_ASSERT(backing.disk && backing.volume && backing.pool && backing.pool->figures_shared() == figures_);
+  disk_ = std::move(backing.disk);
+  volume_ = std::move(backing.volume);
+  pool_ = std::move(backing.pool);
+  cut_short_ = false;
+  health_ = DiskHealth(figures_now());
+  static_cast<void>(read_p99_.p99(figures_->read_us));
+  static_cast<void>(write_p99_.p99(figures_->write_us));
+  start();
+  hooks_.changed();
+}
+
 // ---- stop
 
 void Mount::stop() {
@@ -189,7 +283,7 @@ void Mount::stop() {
 }
 
 bool Mount::settled() {
-  if (!is_open()) return true;
+  if (!serves()) return !is_open();
   const Volume::Stats stats = volume_->stats();
   if (syncing_ || stats.reading > 0 || stats.writing > 0) return false;
   if (!volume_->clean() && !volume_->broken()) {

@@ -1,10 +1,16 @@
-// store/mount.h: one volume of a store in service: its disk and the disk's thread, what is written behind, its
-// scrub and its health.
+// store/mount.h: one volume of a store in service: its disk and the disk's thread, what is written behind,
+// its scrub and its health.
 //
 // Owner: loop thread; disk work is on the thread of its IoPool.  A volume that fails, is slow or is full
 // (store/health.h) is out of service alone: puts are refused, reads go on as long as they succeed, and the
 // others of the node do not notice.  One that could not be opened is out of service from the start and holds
-// nothing.
+// nothing.  One whose file was cut short fails, and gives up the columns that are not in it any more.
+//
+//   state    event                                     next
+//   open     close(): nothing is begun any more        closing
+//   closing  nothing of it runs any more               closed; told; the disk is let go of
+//   closed   open() with a volume                      open, as good as new
+//   closed   open() with why it is refused             closed
 //
 // Write behind: the tables are written `flush_every` after something changed; who wants more waits with
 // after_flush().
@@ -38,7 +44,8 @@ class Mount {
     std::unique_ptr<Disk> disk;
     std::unique_ptr<Volume> volume;
     std::unique_ptr<IoPool> pool;
-    // Why it could not be opened; the three above are null then.
+    // Why it could not be opened; the three above are null then.  A pool of one that is opened again counts
+    // in figures().
     std::optional<Error> refused = {};
   };
   struct Options {
@@ -56,6 +63,7 @@ class Mount {
   };
 
   Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Options& options, Hooks hooks);
+  ~Mount() { *alive_ = false; }
   Mount(const Mount&) = delete;
   Mount& operator=(const Mount&) = delete;
 
@@ -63,6 +71,8 @@ class Mount {
   [[nodiscard]] const std::string& path() const { return path_; }
   // False: there are no volume(), pool() and scrub().
   [[nodiscard]] bool is_open() const { return volume_ != nullptr; }
+  // Something may be begun; not while it is being closed.
+  [[nodiscard]] bool serves() const { return is_open() && !closed_; }
   [[nodiscard]] Volume& volume() { return *volume_; }
   [[nodiscard]] const Volume& volume() const { return *volume_; }
   [[nodiscard]] IoPool& pool() { return *pool_; }
@@ -70,9 +80,9 @@ class Mount {
   [[nodiscard]] Scrub& scrub() { return *scrub_; }
   [[nodiscard]] const Scrub& scrub() const { return *scrub_; }
 
-  // Errors: as of Volume; not_found when it is not open.
+  // Errors: as of Volume; not_found when it does not serve.
   Result<Read> read_begin(std::uint64_t stripe, std::uint16_t column);
-  void read_end(const Read& read, bool verified = false) { volume_->read_end(read, verified); }
+  void read_end(const Read& read, bool verified = false);
   // What a put is refused with while the volume is let alone; ok when it is not.
   [[nodiscard]] Code put_refusal() const;
   void put_end(const Put& put, const PutOutcome& outcome);
@@ -90,6 +100,15 @@ class Mount {
   // What the tables say; nothing but zeros when it is not open.
   [[nodiscard]] Volume::Stats stats() const;
   [[nodiscard]] const std::uint64_t& syncs() const { return syncs_; }
+  // The next two go on over close() and open().
+  [[nodiscard]] const std::shared_ptr<DiskFigures>& figures() const { return figures_; }
+  [[nodiscard]] Scrub::Counters scrubbed() const;
+
+  // For one that serves or was never open.  `closed` comes in a later turn; what was not written behind is
+  // lost, as in a crash.
+  void close(std::function<void()> closed);
+  // For one that is closed or was never open.
+  void open(Backing backing);
 
   // No scrub and no look any more.
   void stop();
@@ -100,7 +119,13 @@ class Mount {
   void sync_soon();
   void sync_now();
   void sync_ended(const Status& status);
+  void start();
+  void close_when_idle();
   void health_look();
+  [[nodiscard]] DiskHealth::Sample figures_now() const;
+  // Where the disk ends, when that is before the volume does.
+  [[nodiscard]] std::optional<std::uint64_t> cut_at() const;
+  void give_up_behind(std::uint64_t end);
   void tell_broken(const Error& error);
 
   const std::uint16_t number_;
@@ -113,13 +138,18 @@ class Mount {
   std::vector<std::function<void(Code)>> flushing_;  // covered by the sync in progress
   bool syncing_ = false;
   bool stopping_ = false;
+  bool cut_short_ = false;
+  std::function<void()> closed_;  // who waits for the end of a close
   std::uint64_t syncs_ = 0;
+  Scrub::Counters scrubbed_;  // by scrubs that are over
+  std::shared_ptr<DiskFigures> figures_;
   DiskHealth health_;
   LastPercentile read_p99_;
   LastPercentile write_p99_;
   loop::Loop& loop_;
   loop::Timer sync_timer_;
   loop::Timer health_timer_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Scrub> scrub_;
   std::unique_ptr<IoPool> pool_;  // last: its thread uses what is above
 };

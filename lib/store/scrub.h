@@ -65,6 +65,15 @@ class Scrub {
     std::uint64_t bytes = 0;
     std::uint64_t corrupt = 0;
     std::uint64_t unreadable = 0;
+
+    Counters& operator+=(const Counters& other) {
+      passes += other.passes;
+      columns += other.columns;
+      bytes += other.bytes;
+      corrupt += other.corrupt;
+      unreadable += other.unreadable;
+      return *this;
+    }
   };
 
   // `volume` and `pool` outlive it; `pool` has room for one more read.

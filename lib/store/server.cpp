@@ -549,6 +549,28 @@ void Server::free(const wire::kv_free& message) {
   }
 }
 
+// ---- a volume that comes back
+
+Status Server::volume_close(std::uint16_t volume, std::function<void()> closed) {
+  Mount* mount = mount_of(volume);
+  if (mount == nullptr) return Error{Code::not_found, 0, "there is no volume " + std::to_string(volume)};
+  if (stopping_) return Error{Code::busy, 0, "the store stops"};
+  if (mount->state() == DiskState::good) return Error{Code::busy, 0, mount->path() + " is in service"};
+  if (mount->is_open() && !mount->serves()) return Error{Code::busy, 0, mount->path() + " is being closed"};
+  mount->close(std::move(closed));
+  return {};
+}
+
+void Server::volume_open(std::uint16_t volume, Mount::Backing backing) {
+  Mount& mount = *mounts_.at(volume);
+  mount.open(std::move(backing));
+  if (!mount.is_open()) return;
+  for (const auto& [instance, host] : hosts_) {
+    if (host.arena) mount.pool().memory_add(host.arena->memory());
+  }
+  if (meta_) inventory_start();
+}
+
 // ---- stop
 
 void Server::stop(std::function<void()> done) {

@@ -152,6 +152,13 @@ class Server {
   // Errors: busy.
   Status check(std::function<void(const std::vector<Check>&)> done);
 
+  // Takes a volume out of service and lets go of its disk; `closed` comes when nothing of it runs any more,
+  // in a later turn.  Errors: not_found; busy: it serves and is well, or is being closed already, or the
+  // store stops.
+  Status volume_close(std::uint16_t volume, std::function<void()> closed);
+  // What the disk of a closed volume has now: di-meta hears of it, and of what it holds.
+  void volume_open(std::uint16_t volume, Mount::Backing backing);
+
   // Refuses new work, waits for what runs, writes everything behind, then calls `done`.
   void stop(std::function<void()> done);
 

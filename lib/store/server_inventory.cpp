@@ -34,7 +34,7 @@ void Server::inventory_next() {
   while (reads.empty() && now.volume < mounts_.size()) {
     Mount& mount = *mounts_[now.volume];
     volume = now.volume;
-    if (mount.is_open() && mount.volume().list(now.from, inventory_part_max, reads)) continue;
+    if (mount.serves() && mount.volume().list(now.from, inventory_part_max, reads)) continue;
     ++now.volume;
     now.from = {};
   }
@@ -51,7 +51,7 @@ void Server::inventory_next() {
   }
   now.last = listed_all && now.fresh.empty();
   inventory_timer_.start_after(inventory_wait);
-  if (!mounts_[volume]->is_open()) {
+  if (!mounts_[volume]->serves()) {
     // Nothing is left, and the last volume has no thread that could be asked for nothing.
     return loop_.post("store-inventory", [this, number = now.number, volume] {
       inventory_read(number, volume, 0, {}, {});

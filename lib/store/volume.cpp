@@ -421,6 +421,21 @@ std::uint32_t Volume::free(std::uint64_t stripe, std::optional<std::uint16_t> co
   }
 }
 
+std::vector<std::pair<std::uint64_t, std::uint16_t>> Volume::free_behind(std::uint64_t end) {
+  std::vector<std::pair<std::uint64_t, std::uint16_t>> gone;
+  for (std::uint32_t number = 0; number < segments_.size(); ++number) {
+    const Segment& segment = segments_[number];
+    for (std::uint32_t i = 0; i < segment.slots.size(); ++i) {
+      const Slot& slot = segment.slots[i];
+      if (slot.state != SlotState::live) continue;
+      const std::uint64_t behind = slot_offset({number, i}) + segment.record.slot_class.slot_bytes;
+      if (behind > end) gone.emplace_back(slot.stripe, slot.column);
+    }
+  }
+  for (const auto& [stripe, column] : gone) free(stripe, column);
+  return gone;
+}
+
 bool Volume::list(SlotAddress& from, std::size_t count, std::vector<Read>& out) {
   for (; from.segment < segments_.size(); ++from.segment, from.slot = 0) {
     const Segment& segment = segments_[from.segment];

@@ -123,6 +123,9 @@ class Volume {
   // Frees a column of a stripe, or all; returns how many there were.  A column being written is not found.
   std::uint32_t free(std::uint64_t stripe, std::optional<std::uint16_t> column = {});
 
+  // Frees every column of which something lies at or behind `end`; (stripe, column) of each.
+  std::vector<std::pair<std::uint64_t, std::uint16_t>> free_behind(std::uint64_t end);
+
   // Nothing when nothing is to be written behind or a sync is in progress.
   std::optional<Sync> sync_begin();
   void sync_end(const Status& written);

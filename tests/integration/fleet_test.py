@@ -14,7 +14,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENCE, SOURCE, Fleet, main, wait_for, words  # noqa: E402
+from fleet import BIN, PATIENCE, SOURCE, SURE_HIT, Fleet, main, wait_for, words, write_backs_done  # noqa: E402
 
 INSTANCES = ["di-decode.0", "di-kvd.host0", "di-kvd.store0", "di-meta.0", "di-prefill.0", "di-router.0"]
 
@@ -272,6 +272,64 @@ def a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not():
         assert states() == {".a": "failed", ".b": "up"}, states()
 
 
+def a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended():
+    store = "di-kvd.store0"
+    bytes_of_a_volume = 16 << 20
+    with Fleet(overrides=[*SURE_HIT, f'{store}:store.volumes=["a","b"]', f"{store}:store.capacity=16MiB"]) as fleet:
+        def volumes():
+            return {r["volume"]: r for r in fleet.ctl("show", "volumes")}
+
+        def ask(prompt):
+            reply = fleet.chat(prompt, temperature=0, max_tokens=8)
+            assert reply.status == 200 and reply.done, reply.error
+            return reply
+        # Each volume has its part of them.
+        texts = {words(900, seed=seed): None for seed in range(4)}
+        for prompt in texts:
+            texts[prompt] = ask(prompt).text
+            write_backs_done(fleet)
+        before = volumes()
+        assert all(before[n]["columns"] > 0 for n in (0, 1)), before
+        path = pathlib.Path(before[0]["path"])
+        os.truncate(path, 1 << 20)
+        wait_for(lambda: volumes()[0]["state"] == "failed", "the store to see it")
+        after = volumes()
+        assert after[0]["reason"] == "short" and after[0]["columns"] < before[0]["columns"], after
+        assert after[1]["state"] == "up" and after[1]["columns"] == before[1]["columns"], after
+        assert fleet.metric(store, "di_store_columns_dropped_total") == before[0]["columns"] - after[0]["columns"]
+        assert fleet.request("GET", "/health/ready")[0] == 200
+        # What was there is computed again, and nothing else is served in its place.
+        fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
+        cached = {prompt: ask(prompt) for prompt in texts}
+        assert {p: r.text for p, r in cached.items()} == texts
+        assert any(r.cached() == 0 for r in cached.values()) and any(r.cached() > 0 for r in cached.values()), \
+            [r.cached() for r in cached.values()]
+        # It does not come back as it is.
+        done = ctl(fleet, "kv", "volume", "return", "0", store)
+        assert done.returncode == 1 and "shorter than the volume" in done.stderr, done
+        done = ctl(fleet, "kv", "volume", "return", "1", store)
+        assert done.returncode == 1 and "is in service" in done.stderr, done
+        done = ctl(fleet, "kv", "volume", "return", "x", store)
+        assert done.returncode == 1 and "no number" in done.stderr, done
+        assert volumes()[0]["reason"] == "not open", volumes()
+        os.truncate(path, bytes_of_a_volume)
+        row = fleet.ctl("kv", "volume", "return", "0", store)[0]
+        assert row["state"] == "up", row
+        wait_for(lambda: fleet.metric("di-meta.0", "di_meta_pending_frees") == 0, "what is lost to be freed")
+        # And both take columns again.
+        put = volumes()[0]["columns"]
+        for seed in range(10, 14):
+            ask(words(900, seed=seed))
+            write_backs_done(fleet)
+        assert volumes()[0]["columns"] > put, volumes()
+        fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
+        for prompt, text in texts.items():
+            reply = ask(prompt)
+            assert reply.text == text
+            assert reply.cached() > 0, "every prompt is in the store again"
+        fleet.await_idle(60)
+
+
 def manual_clock_moves_every_daemon():
     with Fleet(overrides=[f"{p}:clock.manual=true" for p in ("di-meta", "di-kvd", "di-prefill", "di-decode",
                                                              "di-router")]) as fleet:
@@ -350,6 +408,7 @@ main([
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
+    a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended,
     manual_clock_moves_every_daemon,
     a_directory_that_cannot_write_its_catalogue_is_late,
     a_host_whose_write_backs_stand_still_is_late,

@@ -71,7 +71,10 @@ TEST_F(DiskTest, wrong_files_are_refused) {
 TEST_F(DiskTest, file_that_shrank_is_an_error_not_a_crash) {
   auto made = disk_create(path, 1 << 20, false);
   ASSERT_TRUE(made.ok());
+  EXPECT_EQ(*made->disk->bytes_now(), 1u << 20);
   ASSERT_EQ(::truncate(path.c_str(), 8192 + 512), 0);
+  EXPECT_EQ(*made->disk->bytes_now(), 8192u + 512u);
+  EXPECT_EQ(made->disk->bytes(), 1u << 20);
   AlignedBuffer buffer(8192);
   EXPECT_EQ(made->disk->read(4096, buffer.first(8192)).error().code, Code::io);
   EXPECT_EQ(made->disk->read(16384, buffer.first(8192)).error().code, Code::io);

@@ -69,6 +69,25 @@ TEST(DiskHealth, wrong_checksums_fail_it_above_ten_an_hour) {
   EXPECT_EQ(disk.health.reason(), "corrupt");
 }
 
+TEST(DiskHealth, disk_that_was_cut_short_fails_for_good) {
+  Watched disk;
+  disk.sample.cut_short = true;
+  EXPECT_EQ(disk.tick(100, 8000), DiskState::failed);
+  EXPECT_EQ(disk.health.reason(), "short");
+  disk.sample.cut_short = false;
+  EXPECT_EQ(disk.tick(100, 8000), DiskState::failed);
+}
+
+TEST(DiskHealth, disk_that_is_opened_anew_has_no_past_errors) {
+  Watched disk;
+  disk.sample.errors += 1000;
+  disk.sample.corrupt += 1000;
+  disk.sample.no_space += 1;
+  disk.health = DiskHealth(disk.sample);
+  EXPECT_EQ(disk.tick(100, 8000), DiskState::good);
+  EXPECT_EQ(disk.tick(0, 0), DiskState::good);
+}
+
 TEST(DiskHealth, full_disk_is_tried_again) {
   Watched disk;
   ++disk.sample.no_space;

@@ -102,8 +102,10 @@ struct ServerTest : testing::Test {
   }
   // The disk survives the server, as a file does.
   struct Borrowed final : Disk {
-    Borrowed(Disk& to, const std::function<void()>& hook) : disk(to), before_read(hook) {}
+    Borrowed(Disk& to, const std::function<void()>& hook, const std::optional<std::uint64_t>& end)
+        : disk(to), before_read(hook), cut_at(end) {}
     [[nodiscard]] std::uint64_t bytes() const override { return disk.bytes(); }
+    [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return cut_at.value_or(disk.bytes()); }
     Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
       if (before_read) before_read();
       return disk.read_pieces(offset, to);
@@ -114,30 +116,34 @@ struct ServerTest : testing::Test {
     Status flush() override { return disk.flush(); }
     Disk& disk;
     const std::function<void()>& before_read;
+    const std::optional<std::uint64_t>& cut_at;
   };
+  Mount::Backing backing_of(MemoryDisk& memory, std::size_t number,
+                            std::shared_ptr<DiskFigures> figures = {}) {
+    Mount::Backing backing;
+    backing.path = "volume" + std::to_string(number);
+    auto borrowed = std::make_unique<Borrowed>(memory, before_read, cut_at);
+    auto volume = Volume::open(memory);
+    if (!volume && may_be_refused) {
+      backing.refused = volume.error();
+      return backing;
+    }
+    EXPECT_TRUE(volume.ok()) << volume.error().message;
+    auto pool =
+        IoPool::create(loop, *borrowed,
+                       {.threads = 2, .queue_max = Server::io_queue_max({}), .figures = std::move(figures)});
+    EXPECT_TRUE(pool.ok()) << pool.error().message;
+    backing.disk = std::move(borrowed);
+    backing.volume = *std::move(volume);
+    backing.pool = *std::move(pool);
+    return backing;
+  }
   void start(Server::Options options = {}) {
     options.self = {"di-kvd.store0", 9};
     options.run_dir = run_dir;
     if (!scrubs) options.scrub.interval = Duration{0};
     std::vector<Mount::Backing> volumes;
-    for (MemoryDisk* each : disks()) {
-      auto borrowed = std::make_unique<Borrowed>(*each, before_read);
-      Mount::Backing backing;
-      backing.path = "volume" + std::to_string(volumes.size());
-      auto volume = Volume::open(*each);
-      if (!volume && may_be_refused) {
-        backing.refused = volume.error();
-        volumes.push_back(std::move(backing));
-        continue;
-      }
-      ASSERT_TRUE(volume.ok()) << volume.error().message;
-      auto pool = IoPool::create(loop, *borrowed, {.threads = 2, .queue_max = Server::io_queue_max(options)});
-      ASSERT_TRUE(pool.ok()) << pool.error().message;
-      backing.disk = std::move(borrowed);
-      backing.volume = *std::move(volume);
-      backing.pool = *std::move(pool);
-      volumes.push_back(std::move(backing));
-    }
+    for (MemoryDisk* each : disks()) volumes.push_back(backing_of(*each, volumes.size()));
     server = std::make_unique<Server>(
         loop, std::move(volumes), fabric.get(), options,
         Server::Hooks{[this](const wire::Envelope& message) { sent.push_back(message); }, mid_segment,
@@ -369,6 +375,7 @@ struct ServerTest : testing::Test {
   std::optional<kv::SlotPool> slots;
   std::unique_ptr<transfer::ShmServer> arena_socket;
   std::function<void()> mid_segment;
+  std::optional<std::uint64_t> cut_at;  // where every disk ends now
   std::function<void()> before_read;  // on the disk's threads; set while nothing reads
   std::function<void(std::function<void()>)> put_written;
   std::vector<wire::Envelope> sent;
@@ -870,6 +877,118 @@ TEST_F(ServerTest, failed_volume_is_out_of_service_alone) {
   // The node is alive as long as one of its disks is.
   const std::uint64_t before = looks;
   ASSERT_TRUE(until([&] { return looks > before; }));
+}
+
+TEST_F(ServerTest, volume_that_is_cut_short_gives_up_what_lies_behind_its_end) {
+  start_with_host();
+  server->meta_up(meta);
+  for (std::uint64_t stripe = 1; stripe <= 3; ++stripe) ASSERT_EQ(put(stripe, 2), Code::ok);
+  std::vector<Read> slots_there;
+  SlotAddress from;
+  static_cast<void>(mount().volume().list(from, 100, slots_there));
+  ASSERT_EQ(slots_there.size(), 3u);
+  for (const Read& slot : slots_there) mount().read_end(slot);
+  const Read& last = slots_there.back();
+  ASSERT_TRUE(until([&] { return mount().volume().clean(); }));
+  const std::uint64_t syncs = mount().syncs();
+  // The header is still there, and one page of the payload.
+  const std::uint64_t end = last.offset + last.slot_class.header_bytes + disk_align_bytes;
+  Bytes image = disk->image();
+  std::fill(image.begin() + static_cast<std::ptrdiff_t>(end), image.end(), std::byte{0});
+  disk->set_image(std::move(image));
+  cut_at = end;
+  ASSERT_TRUE(until([&] { return mount().state() == DiskState::failed; }));
+  EXPECT_EQ(mount().reason(), "short");
+  const auto failed = got<wire::meta_read_failed>();
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(failed[0].page, last.stripe << 8);
+  EXPECT_EQ(failed[0].code, static_cast<std::uint16_t>(Code::not_found));
+  EXPECT_EQ(server->counters().columns_dropped, 1u);
+  EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(0).state, 2u);
+  for (const Read& slot : slots_there) {
+    const wire::SlotRef target = take(2, kv::SlotState::filling);
+    const Code expected = slot.stripe == last.stripe ? Code::not_found : Code::ok;
+    EXPECT_EQ(read(10 + slot.stripe, slot.stripe, target).back().code, static_cast<std::uint16_t>(expected));
+    give_back(target);
+  }
+  EXPECT_EQ(put(4, 2), Code::io);
+  // It does not come back with a restart either.
+  ASSERT_TRUE(until([&] { return mount().syncs() > syncs && mount().volume().clean(); }));
+  cut_at.reset();
+  restart();
+  EXPECT_EQ(mount().stats().slots_live, 2u);
+}
+
+TEST_F(ServerTest, read_behind_the_end_finds_at_once_that_the_volume_is_short) {
+  start_with_host();
+  server->meta_up(meta);
+  ASSERT_EQ(put(1, 2), Code::ok);
+  cut_at = 4 * disk_align_bytes;
+  disk->short_read_in = 0;
+  EXPECT_EQ(read(10, 1, take(2, kv::SlotState::filling)).back().code, static_cast<std::uint16_t>(Code::io));
+  EXPECT_EQ(mount().state(), DiskState::failed);
+  ASSERT_EQ(got<wire::meta_read_failed>().size(), 1u);
+  EXPECT_EQ(got<wire::meta_read_failed>()[0].code, static_cast<std::uint16_t>(Code::not_found));
+  EXPECT_EQ(mount().stats().slots_live, 0u);
+}
+
+TEST_F(ServerTest, volume_that_failed_comes_back_when_it_is_opened_again) {
+  add_volumes(1);
+  start_with_host();
+  server->meta_up(meta);
+  ASSERT_EQ(put_to(0, 1, 2), Code::ok);
+  ASSERT_EQ(put_to(1, 2, 2), Code::ok);
+  const auto never = [] { ADD_FAILURE() << "closed"; };
+  EXPECT_EQ(server->volume_close(1, never).error().code, Code::busy) << "it serves";
+  EXPECT_EQ(server->volume_close(2, never).error().code, Code::not_found);
+  more_disks[0]->fail_read_in = 0;
+  for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
+    more_disks[0]->fail_read_in = 0;
+    wire::kv_read want = read_of(10 + i, 2, take(2, kv::SlotState::filling));
+    want.volume = 1;
+    EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::io));
+  }
+  more_disks[0]->fail_read_in.reset();
+  ASSERT_TRUE(until([&] { return mount(1).state() == DiskState::failed; }));
+  // One read is under way: the disk is not let go of before it has ended.
+  std::promise<void> go;
+  std::shared_future<void> gate = go.get_future().share();
+  before_read = [gate] { gate.wait(); };
+  wire::kv_read want = read_of(99, 2, take(2, kv::SlotState::filling));
+  want.volume = 1;
+  say(host, want);
+  bool closed = false;
+  ASSERT_TRUE(server->volume_close(1, [&] { closed = true; }).ok());
+  EXPECT_EQ(server->volume_close(1, never).error().code, Code::busy) << "it is being closed";
+  loop.run_ready();
+  EXPECT_FALSE(closed);
+  EXPECT_TRUE(mount(1).is_open());
+  go.set_value();
+  ASSERT_TRUE(until([&] { return closed; }));
+  before_read = {};
+  EXPECT_EQ(got<wire::kv_read_done>().back().transfer, 99u);
+  EXPECT_FALSE(mount(1).is_open());
+  EXPECT_EQ(put_to(1, 3, 2), Code::io);
+  wire::kv_read closed_read = read_of(100, 2, take(2, kv::SlotState::filling));
+  closed_read.volume = 1;
+  EXPECT_EQ(answers_to(closed_read).back().code, static_cast<std::uint16_t>(Code::not_found));
+  EXPECT_EQ(put_to(0, 3, 2), Code::ok) << "the other one did not notice";
+
+  const std::uint64_t errors = mount(1).figures()->read_errors.load();
+  EXPECT_GT(errors, DiskHealth::errors_max);
+  server->volume_open(1, backing_of(*more_disks[0], 1, mount(1).figures()));
+  EXPECT_EQ(mount(1).state(), DiskState::good);
+  EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(1).state, 0u);
+  EXPECT_TRUE(server->inventory_running()) << "di-meta hears what it holds";
+  EXPECT_EQ(mount(1).stats().slots_live, 1u);
+  EXPECT_EQ(mount(1).figures()->read_errors.load(), errors);
+  const std::uint64_t before = looks;
+  ASSERT_TRUE(until([&] { return looks > before + 1; }));
+  EXPECT_EQ(mount(1).state(), DiskState::good) << "what was counted before is over";
+  want = read_of(101, 2, take(2, kv::SlotState::filling));
+  want.volume = 1;
+  EXPECT_EQ(answers_to(want).back().code, 0u);
+  EXPECT_EQ(put_to(1, 4, 2), Code::ok);
 }
 
 TEST_F(ServerTest, full_volume_refuses_and_the_other_one_takes) {

@@ -326,6 +326,34 @@ TEST(Volume, another_file_is_not_a_volume) {
   EXPECT_EQ(Volume::format(disk, {5000, {}}).error().code, Code::invalid);
 }
 
+TEST(Volume, what_lies_behind_an_end_is_freed_and_nothing_else) {
+  Shelf shelf(32 * mib, 4 * mib);
+  std::map<std::uint64_t, std::uint64_t> ends;  // of the slot, by stripe
+  for (std::uint64_t stripe = 1; stripe <= 20; ++stripe) {
+    ASSERT_TRUE(shelf.put(stripe, stripe % 2 == 0 ? 1 : 4).ok());
+    const Result<Read> read = shelf.volume->read_begin(stripe, 0);
+    ASSERT_TRUE(read.ok());
+    ends[stripe] = read->offset + read->slot_class.slot_bytes;
+    shelf.volume->read_end(*read);
+  }
+  EXPECT_TRUE(shelf.volume->free_behind(shelf.disk.bytes()).empty());
+  const std::uint64_t end = ends.at(7);
+  std::set<std::pair<std::uint64_t, std::uint16_t>> expected;
+  for (const auto& [stripe, slot_end] : ends) {
+    if (slot_end > end) expected.insert({stripe, 0});
+  }
+  ASSERT_FALSE(expected.empty());
+  ASSERT_LT(expected.size(), ends.size());
+  const auto gone = shelf.volume->free_behind(end);
+  EXPECT_EQ(std::set(gone.begin(), gone.end()), expected);
+  for (const auto& [stripe, slot_end] : ends) {
+    const Result<Read> read = shelf.volume->read_begin(stripe, 0);
+    EXPECT_EQ(read.ok(), slot_end <= end);
+    if (read) shelf.volume->read_end(*read);
+  }
+  EXPECT_EQ(shelf.volume->stats().slots_live, ends.size() - expected.size());
+}
+
 TEST(Volume, list_goes_through_in_parts) {
   Shelf shelf(32 * mib, 4 * mib);
   std::set<std::uint64_t> expected;
