@@ -33,7 +33,7 @@ check: packages configure       ## every test; MODE=asan and MODE=tsan too
 	ninja -C $(BUILD) -j $(JOBS)
 	cd $(BUILD) && $(STEADY) ctest -j 2 --output-on-failure $(if $(filter tsan,$(MODE)),-L '^(unit|sim|integration)$$')
 
-bench: configure                ## numbers of this machine: engine, HTTP server, data plane, eviction, code of stripes, hand-over, growth with stores; PEERS=VENV with nixl
+bench: configure                ## numbers of this machine: engine, HTTP server, data plane, eviction, code of stripes, hand-over, growth with stores; PEERS=VENV with nixl, mooncake
 	ninja -C $(BUILD) -j $(JOBS)
 	$(BUILD)/bin/engine_bench
 	$(BUILD)/bin/http_bench
