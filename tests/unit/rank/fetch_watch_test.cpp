@@ -92,8 +92,8 @@ TEST(FetchWatch, SwitchedOffItNeverLooks) {
 
 class ArbiterTest : public CoreTest<PrefillCore> {
  protected:
-  // A hit of four blocks, whose fetch was answered and does not come.
-  void hit(bool arbiter) {
+  // A hit of four blocks; what di-kvd is asked for.
+  std::optional<wire::kv_fetch> bind(bool arbiter) {
     PrefillCore::Options options;
     options.arbiter = arbiter;
     begin(options);
@@ -105,7 +105,11 @@ class ArbiterTest : public CoreTest<PrefillCore> {
     bind.sampling.max_tokens = 20;
     bind.cost_us = 100;
     from_router(one, bind);
-    ASSERT_TRUE(heard<wire::kv_fetch>());
+    return heard<wire::kv_fetch>();
+  }
+  // Its fetch was answered and does not come.
+  void hit(bool arbiter) {
+    ASSERT_TRUE(bind(arbiter));
     from_kvd(one, wire::kv_fetching{0, 77, 4, {slot(50, 4)}});
     const auto open = heard<wire::kv_open>();
     ASSERT_TRUE(open);
@@ -137,24 +141,13 @@ TEST_F(ArbiterTest, TheBlocksOfAFetchThatDoesNotComeAreComputed) {
 }
 
 TEST_F(ArbiterTest, DiKvdHearsWhatComputingTakesAndWhatItCutsIsComputed) {
-  PrefillCore::Options options;
-  options.arbiter = true;
-  begin(options);
-  wire::prefill_bind bind;
-  bind.bind = 1;
-  bind.tokens = test_tokens(18);
-  bind.keys = kv::chain_keys(Key{}, bind.tokens, 4);
-  bind.hit_blocks = 4;
-  bind.sampling.max_tokens = 20;
-  bind.cost_us = 100;
-  from_router(one, bind);
-  const auto fetch = heard<wire::kv_fetch>();
+  const std::optional<wire::kv_fetch> fetch = bind(true);
   ASSERT_TRUE(fetch);
   ASSERT_EQ(fetch->compute.size(), 1u);
   EXPECT_EQ(fetch->compute[0].tokens, 18u);
-  EXPECT_EQ(fetch->compute[0].chunk_tokens, options.chunk_tokens);
+  EXPECT_EQ(fetch->compute[0].chunk_tokens, PrefillCore::Options().chunk_tokens);
   EXPECT_EQ(fetch->compute[0].queue_us, 0u);
-  EXPECT_DOUBLE_EQ(fetch->compute[0].token_us, options.cost.token_us);
+  EXPECT_DOUBLE_EQ(fetch->compute[0].token_us, balance::StepCost::Shape().token_us);
   from_kvd(one, wire::kv_fetching{0, 77, 1, {slot(50, 1)}, 3});
   const auto open = heard<wire::kv_open>();
   ASSERT_TRUE(open);
