@@ -55,6 +55,11 @@ void params(config::Params& params, Config& config) {
   params.duration("store.repair_after", config.repair_after,
                   {.def = seconds(300),
                    .help = "a store may be away for so long before its columns are made anew elsewhere"});
+  params.duration(
+      "store.slow_start", config.slow_start,
+      {.def = seconds(600),
+       .help = "a store or volume that is new takes a tenth of its columns at first, and all of them after "
+               "so long; 0s: at once"});
 }
 
 Status Meta::on_prepare(daemon::Daemon& daemon) {
@@ -73,7 +78,7 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   options.index.stripe_life = {config_.kv_ttl, config_.kv_ttl_cap};
   auto geometry = directory::Geometry::parse(config_.geometry);
   if (!geometry) return geometry.error();
-  options.index.placement = {*geometry, config_.lab};
+  options.index.placement = {*geometry, config_.lab, config_.slow_start};
   options.index.repair = config_.repair;
   options.index.repair_after = config_.repair_after;
   options.index.repairs.bytes_per_s = config_.repair_bytes_per_s;
@@ -159,6 +164,8 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_read_failed_total", failed, c.columns_corrupt, {{"code", "corrupt"}});
   counter("di_meta_read_failed_total", failed, c.columns_not_found, {{"code", "not_found"}});
   counter("di_meta_read_failed_total", failed, c.columns_io, {{"code", "io"}});
+  counter("di_meta_columns_passed_over_total", "Columns that went elsewhere because their store is new",
+          index.placements().passed_over());
   counter("di_meta_inventory_refused_total", "Inventory parts out of order or stale", c.inventory_refused);
   counter("di_meta_columns_duplicate_total", "Second copies of columns that inventories showed",
           c.columns_duplicate);

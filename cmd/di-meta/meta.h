@@ -25,6 +25,7 @@ struct Config {
   directory::RepairPolicy repair = directory::RepairPolicy::all;
   std::uint64_t repair_bytes_per_s = 0;
   Duration repair_after{0};
+  Duration slow_start{0};
 };
 void params(config::Params& params, Config& config);
 

@@ -82,7 +82,7 @@ wire::meta_put_opened Index::put_open(const Holder& holder, const wire::meta_put
   put.pages.assign(offered.begin() + static_cast<std::ptrdiff_t>(first),
                    offered.begin() + static_cast<std::ptrdiff_t>(first + count));
   put.form = StripeForm::of_put(geometry, put.pages);
-  auto choice = placements_.choose(next_stripe_, put.form);
+  auto choice = placements_.choose(next_stripe_, put.form, now);
   if (!choice) return refuse(Code::busy, counters_.puts_busy);
   put.id = next_stripe_++;
   put.holder = holder;

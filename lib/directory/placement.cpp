@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/assert.h"
+#include "base/rng.h"
 
 namespace di::directory {
 
@@ -12,7 +13,8 @@ bool Placements::set(Target target, const State& state) {
   const auto at = targets_.find(target);
   if (at == targets_.end()) {
     if (targets_.size() >= targets_max) return false;
-    targets_.emplace(target, Known{state, 0, 0, false});
+    targets_.emplace(target, Known{state, 0, 0, false, std::nullopt});
+    if (state.usable) fresh_.insert(target);
     stale_ = true;
     return true;
   }
@@ -20,10 +22,71 @@ bool Placements::set(Target target, const State& state) {
   if (known.state.labels != state.labels) stale_ = true;
   if (known.replaced && state.usable) {
     known.replaced = false;  // it is back: like a new one
+    known.began.reset();
     stale_ = true;
   }
   known.state = state;
+  if (state.usable && !known.began) fresh_.insert(target);
   return true;
+}
+
+// ---- slow start
+
+void Placements::start_clocks(Instant now) {
+  if (fresh_.empty()) return;
+  for (const Target target : fresh_) targets_.at(target).began = now;
+  fresh_.clear();
+  first_began_ = instant_never;
+  for (const auto& [target, known] : targets_) {
+    if (known.began && !known.replaced) first_began_ = std::min(first_began_, *known.began);
+  }
+  // When all began at the same time there is nothing to wait for.
+  slow_until_ = first_began_ == now ? now : now + options_.slow_start;
+}
+
+std::uint32_t Placements::share(Target target, Instant now) const {
+  constexpr std::int64_t whole = 1000;
+  const auto at = targets_.find(target);
+  if (at == targets_.end() || !at->second.began || now >= slow_until_) return whole;
+  const auto grown = [&](Instant began) {
+    const std::int64_t age = std::min((now - began).count(), options_.slow_start.count());
+    return slow_start_first + (whole - slow_start_first) * age / options_.slow_start.count();
+  };
+  return static_cast<std::uint32_t>(whole * grown(*at->second.began) / grown(first_began_));
+}
+
+bool Placements::passes_over(std::uint64_t stripe, Target target, Instant now) const {
+  const std::uint32_t part = share(target, now);
+  return part < 1000 &&
+         Rng(stripe ^ std::uint64_t{target.store} << 40 ^ std::uint64_t{target.volume} << 24).below(1000) >=
+             part;
+}
+
+void Placements::slow_start(std::uint64_t stripe, std::vector<Target>& targets, Instant now) {
+  if (now >= slow_until_) return;
+  for (Target& target : targets) {
+    if (!usable(target) || !passes_over(stripe, target, now)) continue;
+    std::vector<Target> others;
+    for (const Target& other : targets) {
+      if (&other != &target) others.push_back(other);
+    }
+    // Of equals another one for each stripe.
+    Rng rng(stripe);
+    const Crowd here = crowd(target, others);
+    std::optional<std::tuple<Crowd, std::uint64_t, Target>> best;
+    for (const auto& [candidate, known] : targets_) {
+      const std::uint64_t lot = rng.next();
+      if (!known.state.usable || passes_over(stripe, candidate, now)) continue;
+      if (std::find(others.begin(), others.end(), candidate) != others.end()) continue;
+      const Crowd there = crowd(candidate, others);
+      if (there > here) continue;
+      const std::tuple rank{there, lot, candidate};
+      if (!best || rank < *best) best = rank;
+    }
+    if (!best) continue;
+    target = std::get<Target>(*best);
+    ++passed_over_;
+  }
 }
 
 void Placements::add_bytes(Target target, std::uint64_t bytes) {
@@ -65,35 +128,37 @@ std::uint32_t Placements::shared(Target a, Target b) const {
   return at == pairs_.end() ? 0 : at->second;
 }
 
+Placements::Crowd Placements::crowd(Target candidate, std::span<const Target> members) const {
+  const std::uint32_t domain_max = std::max<std::uint32_t>(options_.geometry.parity_columns, 1);
+  const Labels& labels = targets_.at(candidate).state.labels;
+  std::uint32_t on_target = 0;
+  std::uint32_t on_node = 0;
+  std::uint32_t in_rack = 0;
+  std::uint32_t on_host = 0;
+  for (const Target member : members) {
+    const Labels& other = targets_.at(member).state.labels;
+    on_target += member == candidate ? 1 : 0;
+    on_node += member.store == candidate.store ? 1 : 0;
+    in_rack += !labels.rack.empty() && labels.rack == other.rack ? 1 : 0;
+    on_host += !labels.host.empty() && labels.host == other.host ? 1 : 0;
+  }
+  // Up to m columns of a domain may go with it; above that each one more is worse.
+  const auto above = [&](std::uint32_t there) { return there < domain_max ? 0 : there - domain_max + 1; };
+  return {on_node * 64 + on_target, above(in_rack), above(on_host)};
+}
+
 std::optional<Target> Placements::best(std::span<const Target> candidates, std::span<const Target> members,
                                        std::span<const Target> not_these) const {
-  const std::uint32_t domain_max = std::max<std::uint32_t>(options_.geometry.parity_columns, 1);
   // Smaller is better; the last two break ties in a fixed way.
-  using Rank = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t,
-                          std::uint32_t, Target>;
+  using Rank = std::tuple<Crowd, std::uint64_t, std::uint32_t, Target>;
   std::optional<Rank> found;
   for (const Target candidate : candidates) {
     if (std::find(not_these.begin(), not_these.end(), candidate) != not_these.end()) continue;
-    const Known& known = targets_.at(candidate);
-    const Labels& labels = known.state.labels;
-    std::uint32_t on_target = 0;
-    std::uint32_t on_node = 0;
-    std::uint32_t in_rack = 0;
-    std::uint32_t on_host = 0;
+    const Crowd there = crowd(candidate, members);
+    if (std::get<0>(there) > 0 && !options_.lab) continue;
     std::uint64_t together = 0;
-    for (const Target member : members) {
-      const Labels& other = targets_.at(member).state.labels;
-      on_target += member == candidate ? 1 : 0;
-      on_node += member.store == candidate.store ? 1 : 0;
-      in_rack += !labels.rack.empty() && labels.rack == other.rack ? 1 : 0;
-      on_host += !labels.host.empty() && labels.host == other.host ? 1 : 0;
-      together += shared(member, candidate);
-    }
-    if (on_node > 0 && !options_.lab) continue;
-    // Up to m columns of a domain may go with it; above that each one more is worse.
-    const auto above = [&](std::uint32_t there) { return there < domain_max ? 0 : there - domain_max + 1; };
-    const Rank rank{
-        on_node * 64 + on_target, above(in_rack), above(on_host), 0, together, known.records, candidate};
+    for (const Target member : members) together += shared(member, candidate);
+    const Rank rank{there, together, targets_.at(candidate).records, candidate};
     if (!found || rank < *found) found = rank;
   }
   if (!found) return std::nullopt;
@@ -187,8 +252,10 @@ void Placements::replace(Target target) {
   at->second.replaced = complete;
 }
 
-std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const StripeForm& form) {
+std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const StripeForm& form,
+                                                     Instant now) {
   if (stale_) build();
+  start_clocks(now);
   if (records_.empty()) return std::nullopt;
   const std::uint32_t columns = form.columns_stored();
   struct Look {
@@ -235,6 +302,7 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
     }
   }
   if (choice.unreachable > form.parity_columns) return std::nullopt;
+  slow_start(stripe, choice.targets, now);
   return choice;
 }
 

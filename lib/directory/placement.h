@@ -16,18 +16,28 @@
 // comes: it takes part in new stripes only, and nothing moves for it.  A stripe's own list of columns is the
 // truth about it; no record is needed to read one.
 //
-// Pure; equal calls give equal answers.  Owner: the directory's thread.  Bounds: targets_max, records_max.
+// Slow start: a target that is new, or back after it was replaced, takes a tenth of its columns at first and
+// all of them after slow_start; of the others a target that is not new stands in for it, where there is one
+// that is no worse for racks and nodes.  Its time counts from the first stripe that it could have had, and
+// shares are taken against that of the target that is there for longest: a fleet that starts as a whole has
+// no slow start.
+//
+// Pure: time is given; equal calls give equal answers.  Owner: the directory's thread.  Bounds: targets_max,
+// records_max.
 #pragma once
 
 #include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/time.h"
 #include "directory/stripes.h"
 
 namespace di::directory {
@@ -53,9 +63,13 @@ class Placements {
   // Of the targets that are in the fewest records, so many are compared for the next place in one.
   static constexpr std::size_t candidates_max = 64;
 
+  // The first share of a new target, in thousandths of its columns.
+  static constexpr std::uint32_t slow_start_first = 100;
+
   struct Options {
     Geometry geometry{};
     bool lab = false;
+    Duration slow_start{0};  // 0: the full share at once
   };
   struct State {
     Labels labels;
@@ -86,7 +100,7 @@ class Placements {
     std::uint32_t unreachable = 0;  // so many of them cannot take one now
   };
   // nullopt: not enough nodes, or more than m columns would have nowhere to go.
-  [[nodiscard]] std::optional<Choice> choose(std::uint64_t stripe, const StripeForm& form);
+  [[nodiscard]] std::optional<Choice> choose(std::uint64_t stripe, const StripeForm& form, Instant now);
   // Another place for one column; `others` has the rest of the stripe, `not_these` what may not be taken.
   [[nodiscard]] std::optional<Target> substitute(std::span<const Target> others,
                                                  std::span<const Target> not_these) const;
@@ -99,6 +113,10 @@ class Placements {
   [[nodiscard]] std::size_t nodes() const;  // known
   [[nodiscard]] const std::vector<Record>& records() const { return records_; }
   [[nodiscard]] std::size_t generations() const { return generations_; }  // substitutions in records
+  // Columns that went elsewhere because their target is new.
+  [[nodiscard]] const std::uint64_t& passed_over() const { return passed_over_; }
+  // What a target takes of the columns that are meant for it, in thousandths.
+  [[nodiscard]] std::uint32_t share(Target target, Instant now) const;
 
  private:
   struct Known {
@@ -106,7 +124,16 @@ class Placements {
     std::uint64_t bytes = 0;
     std::uint32_t records = 0;
     bool replaced = false;
+    std::optional<Instant> began;  // of its slow start
   };
+  // How a place beside `members` is: columns of the node, then above what a rack and a host may lose.
+  using Crowd = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+  [[nodiscard]] Crowd crowd(Target candidate, std::span<const Target> members) const;
+  // Starts the clocks of those that have become usable.
+  void start_clocks(Instant now);
+  // The stripe is one of those that a new target does not take.
+  [[nodiscard]] bool passes_over(std::uint64_t stripe, Target target, Instant now) const;
+  void slow_start(std::uint64_t stripe, std::vector<Target>& targets, Instant now);
   void build();
   [[nodiscard]] Record build_one(Target seed);
   // The best of `candidates` beside `members`; nullopt when none may be there.
@@ -124,6 +151,10 @@ class Placements {
   std::uint32_t next_record_ = 1;
   std::size_t cursor_ = 0;
   std::size_t generations_ = 0;
+  std::set<Target> fresh_;               // usable, and their clocks do not run
+  Instant first_began_ = instant_never;  // of the clocks of those that are not replaced
+  Instant slow_until_{};                 // then every share is full
+  std::uint64_t passed_over_ = 0;
 };
 
 }  // namespace di::directory

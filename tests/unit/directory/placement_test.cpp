@@ -11,6 +11,8 @@
 namespace di::directory {
 namespace {
 
+constexpr Instant start{1'000'000'000};
+
 StripeForm whole(Geometry geometry) {
   return {geometry.data_columns, geometry.parity_columns, geometry.data_columns, 1};
 }
@@ -89,7 +91,7 @@ TEST(Placements, NoNodeHasMoreColumnsThanTheCodeCanLose) {
   for (const std::uint32_t nodes : {6U, 4U, 3U}) {
     Placements placements = made(geometry, nodes, 2, 0, nodes < 6);
     for (std::uint64_t stripe = 1; stripe <= 500; ++stripe) {
-      const auto choice = placements.choose(stripe, whole(geometry));
+      const auto choice = placements.choose(stripe, whole(geometry), start);
       ASSERT_TRUE(choice);
       EXPECT_EQ(choice->unreachable, 0U);
       std::map<std::uint32_t, int> on_node;
@@ -103,16 +105,16 @@ TEST(Placements, NoNodeHasMoreColumnsThanTheCodeCanLose) {
     }
   }
   Placements few = made(geometry, 4, 2);
-  EXPECT_FALSE(few.choose(1, whole(geometry)));
+  EXPECT_FALSE(few.choose(1, whole(geometry), start));
   EXPECT_EQ(few.shortage(), "4+2 wants 6 store nodes, 4 are known: nothing is written to the store");
   Placements lab = made(geometry, 2, 2, 0, true);
-  EXPECT_TRUE(lab.choose(1, whole(geometry)));
+  EXPECT_TRUE(lab.choose(1, whole(geometry), start));
   EXPECT_NE(lab.shortage().find("share a node"), std::string::npos);
 }
 
 TEST(Placements, PairsAreSharedAboutEqually) {
   Placements placements = made({10, 2}, 24);
-  ASSERT_TRUE(placements.choose(1, whole({10, 2})));
+  ASSERT_TRUE(placements.choose(1, whole({10, 2}), start));
   std::map<std::pair<std::uint32_t, std::uint32_t>, int> pairs;
   std::map<std::uint32_t, int> records;
   for (const Placements::Record& record : placements.records()) {
@@ -138,7 +140,7 @@ TEST(Placements, ColumnsRotate) {
   Placements placements = made({2, 1}, 3);
   std::map<std::uint32_t, int> parity;
   for (std::uint64_t stripe = 1; stripe <= 300; ++stripe)
-    ++parity[placements.choose(stripe, whole({2, 1}))->targets[2].store];
+    ++parity[placements.choose(stripe, whole({2, 1}), start)->targets[2].store];
   ASSERT_EQ(parity.size(), 3U);
   for (const auto& [node, count] : parity) EXPECT_NEAR(count, 100, 30);
 }
@@ -147,7 +149,7 @@ TEST(Placements, RacksHoldAtMostWhatTheCodeCanLose) {
   Placements placements = made({4, 2}, 12, 1, 3);
   for (std::uint64_t stripe = 1; stripe <= 200; ++stripe) {
     std::map<std::uint32_t, int> racks;
-    const auto choice = placements.choose(stripe, whole({4, 2}));
+    const auto choice = placements.choose(stripe, whole({4, 2}), start);
     ASSERT_TRUE(choice);
     for (const Target target : choice->targets) ++racks[target.store % 3];
     for (const auto& [rack, count] : racks) EXPECT_EQ(count, 2);
@@ -160,21 +162,21 @@ TEST(Placements, AbsentMembersAreStoodInForOrMissed) {
   Placements placements = made({4, 2}, 7);
   placements.set({3, 0}, {{"h3", "", ""}, false, 0});
   for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) {
-    const auto choice = placements.choose(stripe, whole({4, 2}));
+    const auto choice = placements.choose(stripe, whole({4, 2}), start);
     ASSERT_TRUE(choice);
     EXPECT_EQ(choice->unreachable, 0U);
     EXPECT_EQ(std::count(choice->targets.begin(), choice->targets.end(), Target{3, 0}), 0);
   }
   placements.set({4, 0}, {{"h4", "", ""}, false, 0});
-  EXPECT_EQ(placements.choose(1, whole({4, 2}))->unreachable, 1U);
+  EXPECT_EQ(placements.choose(1, whole({4, 2}), start)->unreachable, 1U);
   placements.set({5, 0}, {{"h5", "", ""}, false, 0});
   placements.set({6, 0}, {{"h6", "", ""}, false, 0});
-  EXPECT_FALSE(placements.choose(1, whole({4, 2})));  // more than the code can lose
+  EXPECT_FALSE(placements.choose(1, whole({4, 2}), start));  // more than the code can lose
 }
 
 TEST(Placements, ReplacedMemberLeavesTheRecordsAndReturnsAsANewOne) {
   Placements placements = made({2, 1}, 5);
-  ASSERT_TRUE(placements.choose(1, whole({2, 1})));
+  ASSERT_TRUE(placements.choose(1, whole({2, 1}), start));
   placements.set({2, 0}, {{"h2", "", ""}, false, 0});
   placements.replace({2, 0});
   EXPECT_GT(placements.generations(), 0U);
@@ -187,7 +189,7 @@ TEST(Placements, ReplacedMemberLeavesTheRecordsAndReturnsAsANewOne) {
   placements.set({2, 0}, {{"h2", "", ""}, true, 0});
   int used = 0;
   for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) {
-    const auto choice = placements.choose(stripe, whole({2, 1}));
+    const auto choice = placements.choose(stripe, whole({2, 1}), start);
     used += static_cast<int>(std::count(choice->targets.begin(), choice->targets.end(), Target{2, 0}));
   }
   EXPECT_NEAR(used, 60, 20);
@@ -199,8 +201,144 @@ TEST(Placements, FullerTargetsGetLess) {
   placements.set({1, 0}, {{}, true, std::uint64_t{1} << 30});
   placements.add_bytes({0, 0}, std::uint64_t{1} << 29);
   for (std::uint64_t stripe = 1; stripe <= 20; ++stripe) {
-    EXPECT_EQ(placements.choose(stripe, whole({1, 0}))->targets[0], (Target{1, 0}));
+    EXPECT_EQ(placements.choose(stripe, whole({1, 0}), start)->targets[0], (Target{1, 0}));
   }
+}
+
+// ---- slow start
+
+constexpr Duration slow_start = seconds(600);
+
+class SlowStart : public testing::Test {
+ protected:
+  Placements made(Geometry geometry, std::uint32_t nodes, std::uint32_t racks = 0) {
+    Placements out({geometry, false, slow_start});
+    for (std::uint32_t node = 0; node < nodes; ++node) join(out, node, racks);
+    return out;
+  }
+  static void join(Placements& placements, std::uint32_t node, std::uint32_t racks = 0, bool usable = true) {
+    Labels labels;
+    labels.host = "h" + std::to_string(node);
+    if (racks > 0) labels.rack = "r" + std::to_string(node % racks);
+    placements.set({node, 0}, {labels, usable, 0});
+  }
+  // Columns by node, of so many stripes.
+  std::map<std::uint32_t, int> columns(Placements& placements, int stripes, Instant now) {
+    std::map<std::uint32_t, int> count;
+    for (int i = 0; i < stripes; ++i) {
+      const Geometry geometry = placements.options().geometry;
+      const auto choice = placements.choose(++stripe, whole(geometry), now);
+      EXPECT_TRUE(choice);
+      if (!choice) return count;
+      EXPECT_EQ(choice->unreachable, 0U);
+      std::set<std::uint32_t> nodes;
+      for (const Target target : choice->targets) {
+        ++count[target.store];
+        EXPECT_TRUE(nodes.insert(target.store).second) << "two columns on one node";
+      }
+    }
+    return count;
+  }
+  std::uint64_t stripe = 0;
+};
+
+TEST_F(SlowStart, ANewStoreTakesATenthAtFirstAndItsWholeShareInTheEnd) {
+  for (const Geometry geometry : {Geometry{1, 0}, Geometry{2, 1}, Geometry{4, 2}}) {
+    SCOPED_TRACE(geometry.text());
+    Placements placements = made(geometry, 8);
+    static_cast<void>(columns(placements, 1000, start));
+    EXPECT_EQ(placements.passed_over(), 0U) << "a fleet that starts as a whole has no slow start";
+    join(placements, 8);
+    const Instant joined = start + seconds(5000);
+    static_cast<void>(columns(placements, 1, joined));  // its time begins
+    std::vector<double> shares;
+    for (const int minute : {0, 3, 5, 10, 11}) {
+      const Instant now = joined + seconds(60 * minute);
+      const std::uint64_t before = placements.passed_over();
+      std::map<std::uint32_t, int> count = columns(placements, 6000, now);
+      const auto whole =
+          static_cast<double>(count[8]) + static_cast<double>(placements.passed_over() - before);
+      shares.push_back(count[8] / whole);
+      EXPECT_NEAR(shares.back() * 1000, placements.share({8, 0}, now), 60) << minute;
+      // Nobody has to take much more than the others for it.
+      int least = INT32_MAX;
+      int most = 0;
+      for (std::uint32_t node = 0; node < 8; ++node) {
+        least = std::min(least, count[node]);
+        most = std::max(most, count[node]);
+      }
+      EXPECT_LT(most, least * 5 / 4) << minute;
+    }
+    EXPECT_NEAR(shares[0], 0.1, 0.05);
+    EXPECT_NEAR(shares[2], 0.55, 0.06);
+    EXPECT_EQ(shares[3], 1.0);
+    EXPECT_EQ(shares[4], 1.0);
+    EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+  }
+}
+
+TEST_F(SlowStart, WithoutAnotherPlaceTheNewOneTakesEverything) {
+  Placements placements = made({2, 1}, 2);
+  EXPECT_FALSE(placements.choose(1, whole({2, 1}), start));
+  join(placements, 2);
+  const std::map<std::uint32_t, int> count = columns(placements, 100, start + seconds(60));
+  EXPECT_LT(placements.share({2, 0}, start + seconds(60)), 1000U);
+  EXPECT_EQ(count, (std::map<std::uint32_t, int>{{0, 100}, {1, 100}, {2, 100}}));
+  EXPECT_EQ(placements.passed_over(), 0U);
+}
+
+TEST_F(SlowStart, RacksAreNotCrowdedForIt) {
+  // Three racks with two nodes each: a column of the new one has no other place that is as good.
+  Placements placements = made({4, 2}, 6, 3);
+  static_cast<void>(columns(placements, 1, start));
+  Labels labels{"h6", "r0", {}};
+  placements.set({6, 0}, {labels, true, 0});
+  const Instant now = start + seconds(5000);
+  for (int i = 0; i < 2000; ++i) {
+    const auto choice = placements.choose(++stripe, whole({4, 2}), now);
+    ASSERT_TRUE(choice);
+    std::map<std::uint32_t, int> in_rack;
+    for (const Target target : choice->targets) ++in_rack[target.store % 3];
+    for (const auto& [rack, count] : in_rack) EXPECT_EQ(count, 2) << rack;
+  }
+  EXPECT_GT(placements.passed_over(), 0U) << "the others of its rack stand in";
+}
+
+TEST_F(SlowStart, AnAbsenceIsNoNewStartAndAReplacementIs) {
+  Placements placements = made({1, 0}, 4);
+  static_cast<void>(columns(placements, 1, start));
+  const Instant later = start + seconds(5000);
+  join(placements, 2, 0, false);
+  static_cast<void>(columns(placements, 100, later));
+  join(placements, 2);
+  static_cast<void>(columns(placements, 100, later));
+  EXPECT_EQ(placements.share({2, 0}, later), 1000U);
+  EXPECT_EQ(placements.passed_over(), 0U);
+  join(placements, 2, 0, false);
+  placements.replace({2, 0});
+  static_cast<void>(columns(placements, 100, later));
+  join(placements, 2);
+  static_cast<void>(columns(placements, 1, later));
+  EXPECT_EQ(placements.share({2, 0}, later), 100U);
+  EXPECT_EQ(placements.share({2, 0}, later + seconds(300)), 550U);
+  EXPECT_EQ(placements.share({2, 0}, later + slow_start), 1000U);
+}
+
+TEST_F(SlowStart, EqualCallsGiveEqualAnswers) {
+  Placements one = made({2, 1}, 5);
+  Placements other = made({2, 1}, 5);
+  for (int i = 0; i < 500; ++i) {
+    if (i == 100) {
+      join(one, 5);
+      join(other, 5);
+    }
+    const Instant now = start + seconds(i);
+    const auto a = one.choose(static_cast<std::uint64_t>(i), whole({2, 1}), now);
+    const auto b = other.choose(static_cast<std::uint64_t>(i), whole({2, 1}), now);
+    ASSERT_TRUE(a && b);
+    EXPECT_EQ(a->targets, b->targets);
+  }
+  EXPECT_GT(one.passed_over(), 0U);
 }
 
 }  // namespace
