@@ -253,7 +253,7 @@ void Service::set_handlers() {
                   {"column", message.column},
                   {"code", code_name(static_cast<Code>(message.code))},
                   {"host", from->instance}});
-        index_.read_failed(message, now());
+        index_.read_failed(*from, message, now());
       });
 }
 

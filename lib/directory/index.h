@@ -214,7 +214,8 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] std::optional<wire::meta_inventory_ack> inventory(const Holder& store,
                                                                   const wire::meta_inventory& message,
                                                                   Instant now);
-  void read_failed(const wire::meta_read_failed& message, Instant now);
+  // `from`: a host that was to read it, or the store that has it.
+  void read_failed(const Holder& from, const wire::meta_read_failed& message, Instant now);
   void repaired(const Holder& host, const wire::meta_repaired& message, Instant now);
   // The placements are made anew; nothing moves.
   void rebalance() { placements_.rebuild(); }

@@ -31,15 +31,14 @@ void Mount::start() {
     const Volume::Stats stats = volume_->stats();
     return stats.reading > 0 || stats.writing > 0;
   };
-  scrub_ = std::make_unique<Scrub>(loop_, *volume_, *pool_, options_.scrub,
-                                   Scrub::Hooks{busy,
-                                                [this](std::uint64_t stripe, std::uint16_t column,
-                                                       Code code) { column_bad(stripe, column, code); },
-                                                [this] { hooks_.scrub_beat(); },
-                                                [this] {
-                                                  close_when_idle();
-                                                  hooks_.ended();
-                                                }});
+  scrub_ = std::make_unique<Scrub>(
+      loop_, *volume_, *pool_, options_.scrub,
+      Scrub::Hooks{busy, [this](const Read& read, Code code) { column_bad(read, code); },
+                   [this] { hooks_.scrub_beat(); },
+                   [this] {
+                     close_when_idle();
+                     hooks_.ended();
+                   }});
 }
 
 // ---- columns
@@ -69,21 +68,27 @@ std::uint32_t Mount::free(std::uint64_t stripe, std::optional<std::uint16_t> col
   return count;
 }
 
-void Mount::column_bad(std::uint64_t stripe, std::uint16_t column, Code code) {
+std::uint32_t Mount::free(const Read& read) {
+  return is_open() && volume_->holds(read) ? free(read.stripe, read.column) : 0;
+}
+
+void Mount::column_bad(const Read& read, Code code) {
   // A read behind the end: every column there is gone, not only this one.
   if (code == Code::io && !cut_short_ && cut_at()) return health_look();
-  hooks_.bad(stripe, column, code);
+  if (!volume_->holds(read)) return;
+  hooks_.bad(read.stripe, read.column, code);
   if (code != Code::corrupt) return;
   // Nobody will ever read it: its room is worth more.
-  hooks_.dropped(free(stripe, column));
+  hooks_.dropped(free(read));
   log_warn("store", "dropped a column that is not what it was",
-           {{"path", path_}, {"stripe", stripe}, {"column", column}});
+           {{"path", path_}, {"stripe", read.stripe}, {"column", read.column}});
 }
 
 // ---- write behind
 
 void Mount::after_flush(std::function<void(Code)> then) {
   if (volume_->broken() || closed_) return then(Code::io);
+  if (volume_->clean()) return then(Code::ok);
   unflushed_.push_back(std::move(then));
   sync_now();
 }

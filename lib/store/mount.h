@@ -89,8 +89,11 @@ class Mount {
   // `then` is told ok when everything that had ended before is durable, or io.
   void after_flush(std::function<void(Code)> then);
   std::uint32_t free(std::uint64_t stripe, std::optional<std::uint16_t> column = {});
-  // Tells that a column is bad, and gives it up when nobody will ever read it.
-  void column_bad(std::uint64_t stripe, std::uint16_t column, Code code);
+  // Tells that a column is bad, and gives it up when nobody will ever read it.  Nothing when another was
+  // written in place of what was read.
+  void column_bad(const Read& read, Code code);
+  // Frees the column in the slot that was read.
+  std::uint32_t free(const Read& read);
 
   [[nodiscard]] DiskState state() const;
   // Why it is not good.

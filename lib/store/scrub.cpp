@@ -146,7 +146,7 @@ void Scrub::ended(const Read& column, const ColumnEnd& end, bool again, std::uin
     pass_.bytes_done += bytes;
     if (counts) ++(code == Code::corrupt ? pass_.corrupt : pass_.unreadable);
   }
-  if (counts) hooks_.bad(column.stripe, column.column, code);
+  if (counts) hooks_.bad(column, code);
   hooks_.over();
   if (!stopped_) step();
 }

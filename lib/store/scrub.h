@@ -44,7 +44,7 @@ class Scrub {
     std::function<bool()> busy;
     // A column does not match its header or its checksums (corrupt), or cannot be read (io).  It is not
     // being read any more.
-    std::function<void(std::uint64_t stripe, std::uint16_t column, Code code)> bad;
+    std::function<void(const Read& read, Code code)> bad;
     std::function<void()> beat;  // it moves
     std::function<void()> over;  // a column is not being read any more
   };

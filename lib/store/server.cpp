@@ -363,7 +363,7 @@ void Server::read_ended(const TransferId& id, Mount& mount, const Read& read, co
     }
     send(id.first, wire::kv_read_done{id.second, static_cast<std::uint16_t>(code), 0});
     if (by_disk && (code == Code::corrupt || code == Code::io)) {
-      mount.column_bad(read.stripe, read.column, code);
+      mount.column_bad(read, code);
     }
   }
   stop_when_idle();
@@ -455,10 +455,15 @@ void Server::put(Host& host, const wire::Envelope& message) {
   }
   Result<Put> begun = mount->volume().put_begin(*shard);
   if (!begun) {
-    // A repetition of a put that is done is as good as the first.
+    // A repetition of a put that is done is as good as the first: as durable, too.
     const Result<Read> there = mount->read_begin(want.stripe, want.column);
     if (there) mount->read_end(*there);
-    return refuse(begun.error().code == Code::exists ? (there ? Code::ok : Code::busy) : begun.error().code);
+    if (begun.error().code != Code::exists) return refuse(begun.error().code);
+    if (!there) return refuse(Code::busy);
+    if (!options_.strict) return refuse(Code::ok);
+    return mount->after_flush([this, to = host.peer, stripe = want.stripe, column = want.column](Code code) {
+      put_answer(to, stripe, column, code);
+    });
   }
   auto work = std::make_shared<PutWork>();
   work->host = host.peer;

@@ -89,7 +89,7 @@ void Server::inventory_read(std::uint64_t number, std::uint16_t volume, std::siz
                 {"stripe", read.stripe},
                 {"column", read.column},
                 {"error", headers[i].error()}});
-      counters_.slots_dropped += mount.free(read.stripe, read.column);
+      counters_.slots_dropped += mount.free(read);
       continue;
     }
     if (counts && !read.unverified) ++found.verified;

@@ -46,7 +46,7 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   job.done = [this, read](const ColumnEnd& end) {
     read->disk_over = true;
     read->verified = end.verified;
-    read->disk_failed = !end.status.ok() && read->code == Code::ok;
+    if (read->code == Code::ok) read->disk = end.status;
     if (!end.status.ok()) remote_fail(*read, end.status.error().code);
     remote_settle(read);
   };
@@ -116,10 +116,13 @@ void Server::remote_settle(const std::shared_ptr<RemoteRead>& read) {
   if (!read->disk_over || !read->moving.empty()) return;
   --remote_;
   ColumnEnd end;
-  if (read->code != Code::ok) end.status = Error{read->code, 0, "a transfer to another machine failed"};
+  if (read->code != Code::ok) {
+    end.status =
+        read->disk.ok() ? Error{read->code, 0, "a transfer to another machine failed"} : read->disk.error();
+  }
   end.bytes = read->bytes;
   end.verified = read->verified;
-  read_ended(read->id, *read->mount, read->read, end, read->disk_failed);
+  read_ended(read->id, *read->mount, read->read, end, !read->disk.ok());
 }
 
 void Server::moved(transfer::OpId op, Code code) {

@@ -43,7 +43,7 @@ struct Server::RemoteRead {
   std::uint32_t told = 0;     // segments [0, told)
   std::set<transfer::OpId> moving;
   bool disk_over = false;
-  bool disk_failed = false;  // that was what went wrong first
+  Status disk;  // its error, when that was what went wrong first
   bool verified = false;
   Code code = Code::ok;  // the first thing that went wrong
   std::uint64_t bytes = 0;

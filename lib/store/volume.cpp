@@ -397,6 +397,10 @@ void Volume::read_end(const Read& read, bool verified) {
   if (slot.state == SlotState::doomed && slot.readers == 0) release(read.at);
 }
 
+bool Volume::holds(const Read& read) const {
+  return find(read.stripe, read.column) == read.at && slot_at(read.at).sequence == read.sequence;
+}
+
 std::uint32_t Volume::free(std::uint64_t stripe, std::optional<std::uint16_t> column) {
   std::uint32_t count = 0;
   const auto stripe_of = [this](std::uint32_t number) { return slot_at(address_of(number)).stripe; };

@@ -119,6 +119,8 @@ class Volume {
   Result<Read> read_begin(std::uint64_t stripe, std::uint16_t column);
   // `verified`: the whole payload was compared with its checksums and is good.
   void read_end(const Read& read, bool verified = false);
+  // What was read is what the volume has of that column: it was not freed, and not written anew, meanwhile.
+  [[nodiscard]] bool holds(const Read& read) const;
 
   // Frees a column of a stripe, or all; returns how many there were.  A column being written is not found.
   std::uint32_t free(std::uint64_t stripe, std::optional<std::uint16_t> column = {});

@@ -253,7 +253,8 @@ class World {
     for (auto& [name, store] : stores_) {
       for (const auto& [column, shard] : store.disk) {
         if (column.first != id || !store.up || !rng_.chance(0.5)) continue;
-        index_->read_failed({row.page, column.second, static_cast<std::uint16_t>(Code::corrupt)}, now_);
+        index_->read_failed({name, store.generation},
+                            {row.page, column.second, static_cast<std::uint16_t>(Code::corrupt)}, now_);
         return;
       }
     }

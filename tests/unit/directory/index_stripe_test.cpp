@@ -301,7 +301,7 @@ TEST_F(StripeTest, MalformedRunsAreInvalid) {
 TEST_F(StripeTest, CorruptColumnIsFreedAndMadeAnew) {
   start(7, {.placement = {{4, 2}, false}});
   const auto opened = put(1, 0, 4);
-  index->read_failed({(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
   EXPECT_EQ(hit(1, 8), 8U);
   // Six others hold the rest or nothing; the one that still has to free it is no target.
   auto repairs = index->repairs(at_s(2));
@@ -315,9 +315,28 @@ TEST_F(StripeTest, CorruptColumnIsFreedAndMadeAnew) {
   EXPECT_EQ(columns, 6U);
 }
 
+// It was read before it was made anew elsewhere, or is still to be freed where it was: the new one is
+// another.
+TEST_F(StripeTest, AReportOfTheColumnThatWasThereBeforeChangesNothing) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  const wire::meta_read_failed report{(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)};
+  const Holder reporter = store(number_of(opened.columns[2]));
+  index->read_failed(reporter, report, at_s(2));
+  auto repairs = index->repairs(at_s(2));
+  ASSERT_EQ(repairs.size(), 1U);
+  finish(repairs[0], 2);
+  index->read_failed(reporter, report, at_s(2));
+  EXPECT_TRUE(index->repairs(at_s(3)).empty());
+  EXPECT_EQ(index->counters().columns_corrupt, 1U);
+  const auto columns = plan(1, 0, 8).stripes[0].columns;
+  EXPECT_EQ(columns.size(), 6U);
+  EXPECT_NE(std::find(columns.begin(), columns.end(), repairs[0].message.targets[0]), columns.end());
+}
+
 TEST_F(StripeTest, RepairOntoTheSameNodeWaitsForItsFree) {
   const auto opened = put(1, 0, 4);
-  index->read_failed({(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
   EXPECT_TRUE(index->repairs(at_s(2)).empty());  // six nodes for six columns
   step(2);
   const auto repairs = index->repairs(at_s(4));
@@ -330,7 +349,7 @@ TEST_F(StripeTest, RepairOntoTheSameNodeWaitsForItsFree) {
 TEST_F(StripeTest, TooManyLostColumnsEndTheStripe) {
   const auto opened = put(1, 0, 4);
   for (const std::uint16_t column : std::vector<std::uint16_t>{0, 3, 4}) {
-    index->read_failed({opened.stripe << 8, column, code_of(Code::corrupt)}, at_s(2));
+    index->read_failed(host0, {opened.stripe << 8, column, code_of(Code::corrupt)}, at_s(2));
   }
   EXPECT_EQ(index->stripes(), 0U);
   EXPECT_EQ(index->counters().stripes_lost, 1U);
@@ -374,15 +393,43 @@ TEST_F(StripeTest, RepairOfAStoreThatCameBackInTimeIsDropped) {
   EXPECT_EQ(index->counters().repairs_unneeded, 1U);
 }
 
+// G02: nine of ten go one after the other, and come back one after the other.
+TEST_F(StripeTest, StoresThatGoAndComeBackOneByOneCauseNoWork) {
+  start(10, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
+  std::vector<wire::meta_put_opened> opened;
+  for (int chain = 1; chain <= 20; ++chain) opened.push_back(put(chain, 0, 4));
+  const auto at_rest = [&](int s) {
+    step(s);
+    return index->repairs(at_s(s)).empty() && index->repair_queue().waiting() == 0;
+  };
+  for (int n = 1; n < 10; ++n) {
+    index->lost(store(n), at_s(2 + n));
+    EXPECT_TRUE(at_rest(2 + n)) << n;
+  }
+  EXPECT_NE(open(pages(99, 0, 4), 12).code, 0);  // there is no place for it
+  for (int n = 1; n < 10; ++n) {
+    comes(n, 20 + n, 2);
+    EXPECT_TRUE(at_rest(20 + n)) << n;
+  }
+  EXPECT_TRUE(at_rest(200));
+  for (int chain = 1; chain <= 20; ++chain) {
+    EXPECT_EQ(plan(chain, 0, 8, 200).stripes.at(0).columns,
+              opened[static_cast<std::size_t>(chain - 1)].columns);
+  }
+  EXPECT_EQ(index->counters().repairs_started, 0U);
+  EXPECT_EQ(index->pending_frees(), 0U);
+  EXPECT_EQ(open(pages(99, 0, 4), 201).code, 0);
+}
+
 TEST_F(StripeTest, WorstStripesFirstThenThoseInUse) {
   start(9, {.placement = {{4, 2}, false}, .repair_hot = seconds(100)});
   const auto cold = put(1, 0, 4, 1);
   const auto hot = put(2, 0, 4, 300);
   const auto worst = put(3, 0, 4, 1);
   for (const auto* opened : {&cold, &hot, &worst}) {
-    index->read_failed({opened->stripe << 8, 0, code_of(Code::not_found)}, at_s(301));
+    index->read_failed(host0, {opened->stripe << 8, 0, code_of(Code::not_found)}, at_s(301));
   }
-  index->read_failed({worst.stripe << 8, 1, code_of(Code::not_found)}, at_s(301));
+  index->read_failed(host0, {worst.stripe << 8, 1, code_of(Code::not_found)}, at_s(301));
   std::vector<std::uint64_t> order;
   for (int s = 302; s < 305; ++s) {  // the budget lets one start at a time
     for (const Index::Repair& repair : index->repairs(at_s(s))) order.push_back(repair.message.stripe.stripe);
@@ -572,7 +619,7 @@ TEST_F(StripeTest, SeveralColumnsOnANodeOfALaboratory) {
   ASSERT_NE(both, on.end());
   const auto damaged = std::find_if(opened.columns.begin(), opened.columns.end(),
                                     [&](const auto& c) { return c.instance == both->first; });
-  index->read_failed({opened.stripe << 8, damaged->column, code_of(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {opened.stripe << 8, damaged->column, code_of(Code::corrupt)}, at_s(2));
   step(2);
   EXPECT_EQ(disks[both->first].size(), 1U);
   EXPECT_EQ(hit(1, 4), 4U);

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "base/crypto.h"
+#include "base/rng.h"
+#include "kv/chain.h"
+#include "kv/layout.h"
 
 namespace di::directory {
 namespace {
@@ -135,6 +138,36 @@ TEST_F(IndexTest, OtherBitsOfTheSameBlocksAreAnotherPage) {
   EXPECT_TRUE(plan(1, 0, 4).pages.at(0).arenas.empty());
 }
 
+// D11: the same tokens in layouts that differ in what a rank has of the model: its layers, their groups, its
+// length of a page.  Each finds its own, and a fourth nothing.
+TEST_F(IndexTest, TheSameTokensInAnotherLayoutAreOtherBlocks) {
+  const std::vector<std::uint32_t> tokens(256, 7);
+  const auto keys_in = [&](const Result<kv::Layout>& layout) {
+    EXPECT_TRUE(layout.ok());
+    return kv::chain_keys(
+        kv::chain_root({.fingerprint = layout->fingerprint(), .revision = {}, .adapter = ""}), tokens, 32);
+  };
+  const std::vector<std::vector<Key>> layouts = {
+      keys_in(kv::layout_mla("mla-f32-1", 32, 4, 64)), keys_in(kv::layout_mla("mla-f32-1", 32, 8, 64)),
+      keys_in(kv::layout_mla("mla-f32-1", 32, 4, 128)), keys_in(kv::layout_mla("mla-f32-2", 32, 4, 64))};
+  std::vector<std::uint64_t> stripes;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const wire::PutPage page{Key{}, layouts[i], {static_cast<std::uint32_t>(i), 2}, 8 * page_bytes};
+    const auto opened = index->put_open(host0, {Key{}, {page}}, at_s(1));
+    ASSERT_EQ(opened.code, 0);
+    EXPECT_EQ(index->put_commit(host0, {opened.stripe, {}}, at_s(1)).code, 0);
+    stripes.push_back(opened.stripe);
+  }
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    EXPECT_EQ(index->match({Key{}, layouts[i]}).hit_blocks, i < 3 ? 8U : 0U) << i;
+    const auto planned = index->plan(host0, RequestId{}, {layouts[i]}, at_s(1));
+    ASSERT_EQ(planned.pages.size(), i < 3 ? 1U : 0U) << i;
+    if (i == 3) continue;
+    EXPECT_EQ(planned.pages[0].page, stripes[i] << 8);
+    EXPECT_EQ(planned.pages[0].crcs[0], i);
+  }
+}
+
 TEST_F(IndexTest, FirstCommittedPageOwnsItsKeys) {
   const std::uint64_t a = put(1, 0, 2);
   const std::uint64_t b = put(1, 1, 3);  // block 1 again, 2 and 3 new: the page is stored whole
@@ -146,7 +179,7 @@ TEST_F(IndexTest, FirstCommittedPageOwnsItsKeys) {
   EXPECT_EQ(planned.pages[1].first, 1U);
   EXPECT_EQ(planned.pages[1].count, 2U);
   // When the first goes, the second one's copy of block 1 serves.
-  index->read_failed({a << 8, 0, code(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {a << 8, 0, code(Code::corrupt)}, at_s(2));
   EXPECT_EQ(hit(1, 4), 0U);
   EXPECT_EQ(plan(1, 1, 3).pages.at(0).first, 0U);
 }
@@ -418,11 +451,11 @@ TEST_F(IndexTest, FailedColumnsAreNotOfferedAgain) {
   const std::uint64_t a = put(1, 0, 2);
   const std::uint64_t b = put(2, 0, 2);
   const std::uint64_t c = put(3, 0, 2);
-  index->read_failed({a << 8, 0, code(Code::corrupt)}, at_s(2));
-  index->read_failed({b << 8, 0, code(Code::not_found)}, at_s(2));
-  index->read_failed({c << 8, 0, code(Code::io)}, at_s(2));
-  index->read_failed({c << 8, 5, code(Code::corrupt)}, at_s(2));  // no such column
-  index->read_failed({99 << 8, 0, code(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {a << 8, 0, code(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {b << 8, 0, code(Code::not_found)}, at_s(2));
+  index->read_failed(host0, {c << 8, 0, code(Code::io)}, at_s(2));
+  index->read_failed(host0, {c << 8, 5, code(Code::corrupt)}, at_s(2));  // no such column
+  index->read_failed(host0, {99 << 8, 0, code(Code::corrupt)}, at_s(2));
   EXPECT_EQ(hit(1, 2), 0U);
   EXPECT_EQ(hit(2, 2), 0U);
   EXPECT_EQ(hit(3, 2), 2U);
@@ -436,7 +469,7 @@ TEST_F(IndexTest, FailedColumnsAreNotOfferedAgain) {
 TEST_F(IndexTest, NothingIsFreedUnderALease) {
   const std::uint64_t stripe = put(1, 0, 2, 1);
   const auto planned = plan(1, 0, 2, 1);
-  index->read_failed({stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
   EXPECT_TRUE(index->step(at_s(2)).empty());
   for (int s = 5; s <= 115; s += 5) {
     index->renew(host0, {{planned.lease}}, at_s(s));
@@ -451,10 +484,52 @@ TEST_F(IndexTest, LossOfTheHolderEndsItsLeases) {
   const std::uint64_t stripe = put(1, 0, 2);
   static_cast<void>(plan(1, 0, 2));
   EXPECT_EQ(index->leases(), 1U);
-  index->read_failed({stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
   index->lost(host0, at_s(3));
   EXPECT_EQ(index->leases(), 0U);
   EXPECT_EQ(index->step(at_s(5)).size(), 1U);
+}
+
+// F14: a third of the readers goes away after the plan, and some hosts die holding: what they held comes
+// back.
+TEST_F(IndexTest, NothingIsHeldAfterManyPlans) {
+  constexpr int chains = 20;
+  std::vector<std::uint64_t> stripes;
+  for (int chain = 1; chain <= chains; ++chain) stripes.push_back(put(chain, 0, 4));
+  Rng rng(14);
+  Holder mortal{"di-kvd.host2", 1};
+  EXPECT_TRUE(index->host_up(mortal));
+  int s = 1;
+  for (int round = 0; round < 20000; ++round) {
+    s = 1 + round / 200;
+    const Holder& host = round % 3 == 0 ? mortal : round % 3 == 1 ? host0 : host1;
+    const int chain = 1 + static_cast<int>(rng.below(chains));
+    const auto planned = index->plan(host, RequestId{}, {keys(chain, 0, 4)}, at_s(s));
+    ASSERT_NE(planned.lease, 0U) << round;
+    if (rng.chance(0.33)) continue;  // aborted: nobody speaks of it again
+    if (rng.chance(0.5)) index->renew(host, {{planned.lease}}, at_s(s));
+    index->release(host, {{planned.lease}});
+    if (rng.chance(0.1)) index->release(host, {{planned.lease}});  // twice
+    if (round % 2000 == 1999) {
+      index->lost(mortal, at_s(s));
+      ++mortal.generation;
+      EXPECT_TRUE(index->host_up(mortal));
+    }
+    if (round % 200 == 0) {
+      EXPECT_TRUE(index->step(at_s(s)).empty());
+    }
+  }
+  EXPECT_GT(index->leases(), 0U);
+  index->test_check();
+  for (const std::uint64_t stripe : stripes)
+    index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(s));
+  std::size_t freed = 0;
+  for (; s < 300 && freed < chains; ++s) {
+    for (const Index::Free& free : index->step(at_s(s))) freed += free.message.stripes.size();
+  }
+  EXPECT_EQ(freed, static_cast<std::size_t>(chains));
+  EXPECT_EQ(index->leases(), 0U);
+  EXPECT_EQ(index->pending_frees(), 0U);
 }
 
 TEST_F(IndexTest, ReleaseEndsALease) {
@@ -589,7 +664,7 @@ TEST_F(IndexTest, BlocksAndArenasAreBounded) {
 
 TEST_F(IndexTest, PendingFreesWaitForTheirStore) {
   const std::uint64_t stripe = put(1, 0, 2);
-  index->read_failed({stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
   index->lost(store0, at_s(2));
   EXPECT_TRUE(index->step(at_s(100)).empty());
   EXPECT_EQ(index->next_due(), at_s(302));  // then it is gone, not only away

@@ -23,12 +23,11 @@ struct ScrubTest : testing::Test {
   }
   void start(const Scrub::Options& options) {
     pool = *IoPool::create(loop, shelf.disk, {.mode = IoMode::threads, .threads = 1});
-    scrub = std::make_unique<Scrub>(loop, *shelf.volume, *pool, options,
-                                    Scrub::Hooks{[this] { return busy; },
-                                                 [this](std::uint64_t stripe, std::uint16_t, Code code) {
-                                                   bad.emplace_back(stripe, code);
-                                                 },
-                                                 [this] { ++beats; }, [] {}});
+    scrub = std::make_unique<Scrub>(
+        loop, *shelf.volume, *pool, options,
+        Scrub::Hooks{[this] { return busy; },
+                     [this](const Read& read, Code code) { bad.emplace_back(read.stripe, code); },
+                     [this] { ++beats; }, [] {}});
     settle();
   }
   // What is due runs, and the reads that it began end.

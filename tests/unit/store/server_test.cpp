@@ -633,6 +633,48 @@ TEST_F(ServerTest, full_volume_answers_no_space_until_stripes_are_freed) {
   EXPECT_EQ(put(1000, 8), Code::ok);
 }
 
+// F03: a free that overlaps the put finds it or does not; after one that comes last nothing is there, now and
+// after a stop, and what comes back after a kill is freed when di-meta hears of it.
+TEST_F(ServerTest, column_that_is_freed_last_is_gone) {
+  Rng rng(3);
+  start_with_host();
+  ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+  const wire::kv_put want = put_of(1, 1, sealed_page(1, 1));
+  const wire::SlotRef target = take(1, kv::SlotState::filling);
+  const auto gone = [&] {
+    EXPECT_EQ(mount().volume().stats().slots_live, 0u);
+    say(host, read_of(1, 1, target));
+    EXPECT_EQ(got<wire::kv_read_done>().back().code, static_cast<std::uint16_t>(Code::not_found));
+  };
+  for (int round = 0; round < 10000; ++round) {
+    SCOPED_TRACE(round);
+    sent.clear();
+    say(host, want);
+    for (std::uint64_t turn = rng.below(6); turn > 0; --turn) loop.run_ready();
+    if (rng.chance(0.5)) say(meta, wire::kv_free{{1}, {}});
+    ASSERT_TRUE(until([&] { return !got<wire::kv_put_done>().empty(); }));
+    ASSERT_EQ(got<wire::kv_put_done>()[0].code, 0u);
+    say(meta, wire::kv_free{{1}, {}});
+    gone();
+    if (round % 500 != 0) continue;
+    const bool kill = rng.chance(0.5);
+    if (kill) {
+      server.reset();
+      start();
+    } else {
+      restart();
+      EXPECT_EQ(mount().volume().stats().slots_live, 0u);
+    }
+    server->host_up(host, true);
+    ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+    server->meta_up(meta);
+    ASSERT_TRUE(until([&] { return !got<wire::meta_inventory>().empty(); }));
+    say(meta, wire::meta_inventory_ack{0, {1}});
+    gone();
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
 TEST_F(ServerTest, strict_put_is_acknowledged_after_a_flush) {
   listen();
   Server::Options options;
@@ -651,6 +693,28 @@ TEST_F(ServerTest, strict_put_is_acknowledged_after_a_flush) {
   auto volume = Volume::open(*disk);
   ASSERT_TRUE(volume.ok());
   EXPECT_TRUE((*volume)->read_begin(1, 0).ok());
+}
+
+// The answer to the first one was lost, or its host was: what it repeats is not durable before the flush.
+TEST_F(ServerTest, repetition_of_a_strict_put_is_acknowledged_after_a_flush_too) {
+  listen();
+  Server::Options options;
+  options.strict = true;
+  start(options);
+  server->host_up(host, true);
+  ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+  const wire::kv_put want = put_of(1, 8, sealed_page(1, 8));
+  say(host, want);
+  ASSERT_TRUE(until([&] { return mount().volume().stats().slots_live == 1; }));
+  ASSERT_TRUE(got<wire::kv_put_done>().empty());  // its flush has just begun
+  say(host, want);
+  EXPECT_TRUE(got<wire::kv_put_done>().empty());
+  ASSERT_TRUE(until([&] { return got<wire::kv_put_done>().size() == 2; }));
+  ASSERT_TRUE(until([&] { return mount().volume().clean(); }));
+  say(host, want);  // nothing is left to flush
+  ASSERT_EQ(got<wire::kv_put_done>().size(), 3u);
+  for (const wire::kv_put_done& done : got<wire::kv_put_done>()) EXPECT_EQ(done.code, 0u);
+  EXPECT_EQ(server->counters().puts, 1u);
 }
 
 TEST_F(ServerTest, strict_put_fails_when_the_flush_does) {

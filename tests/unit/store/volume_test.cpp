@@ -87,6 +87,32 @@ TEST(Volume, empty_segment_takes_another_class) {
   for (const std::uint64_t seen : shelf.stripes()) EXPECT_TRUE(seen == 1000 || seen < stripe);
 }
 
+// F04: nothing of the longer slots that were there before shows among the shorter ones, after a stop and
+// after a kill.
+TEST(Volume, volume_filled_anew_with_another_class_has_that_and_nothing_else) {
+  for (const bool kill : {false, true}) {
+    SCOPED_TRACE(kill ? "kill" : "stop");
+    Shelf shelf(24 * mib, 4 * mib);
+    std::uint64_t old = 0;
+    while (shelf.put(old + 1, 8).ok()) ++old;
+    shelf.sync_until_clean();
+    for (std::uint64_t stripe = 1; stripe <= old; ++stripe) ASSERT_EQ(shelf.volume->free(stripe), 1u);
+    shelf.sync_until_clean();
+    std::vector<std::uint64_t> live;
+    while (shelf.put(1000 + live.size(), 1).ok()) live.push_back(1000 + live.size());
+    EXPECT_GT(live.size(), 3 * old);
+    if (!kill) shelf.sync_until_clean();
+    shelf.reopen();
+    EXPECT_EQ(shelf.stripes(), live);
+    EXPECT_EQ(shelf.volume->stats().dropped_torn, 0u);
+    for (const std::uint64_t stripe : live)
+      ASSERT_EQ(*shelf.get(stripe), payload_of(shelf.layout, stripe, 1));
+    for (std::uint64_t stripe = 1; stripe <= old; ++stripe) {
+      EXPECT_EQ(shelf.volume->read_begin(stripe, 0).error().code, Code::not_found);
+    }
+  }
+}
+
 TEST(Volume, clean_stop_leaves_nothing_to_look_at) {
   Shelf shelf(32 * mib, 4 * mib);
   for (std::uint64_t stripe = 1; stripe <= 10; ++stripe) ASSERT_TRUE(shelf.put(stripe, 2).ok());
@@ -136,6 +162,23 @@ TEST(Volume, slot_being_read_is_not_reused_until_the_read_ends) {
   EXPECT_EQ(*shelf.get(*read), payload_of(shelf.layout, 1, 8));
   shelf.volume->read_end(*read);
   EXPECT_TRUE(shelf.put(stripe, 8).ok());
+}
+
+// Whoever finds it bad speaks of what was there: a free and another write may have come in between.
+TEST(Volume, read_of_a_column_that_was_written_anew_is_not_of_what_is_held) {
+  Shelf shelf(16 * mib, 4 * mib);
+  ASSERT_TRUE(shelf.put(1, 8).ok());
+  const auto read = shelf.volume->read_begin(1, 0);
+  ASSERT_TRUE(read.ok());
+  EXPECT_TRUE(shelf.volume->holds(*read));
+  shelf.volume->free(1);
+  EXPECT_FALSE(shelf.volume->holds(*read));
+  ASSERT_TRUE(shelf.put(1, 8).ok());  // beside it
+  EXPECT_FALSE(shelf.volume->holds(*read));
+  shelf.volume->read_end(*read);
+  shelf.volume->free(1);
+  ASSERT_TRUE(shelf.put(1, 8).ok());  // in the same slot
+  EXPECT_FALSE(shelf.volume->holds(*read));
 }
 
 TEST(Volume, column_being_written_exists_and_is_not_readable) {
