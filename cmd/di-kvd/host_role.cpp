@@ -516,6 +516,10 @@ void HostRole::turn() {
     core_->flush(at);
   }
   touched_ = false;
+  if (const std::uint64_t dropped = core_->writeback().counters().dropped_quota; dropped != quota_told_) {
+    log_warn("host", "not written to the store: a tenant is over its quota",
+             {{"pages", dropped - std::exchange(quota_told_, dropped)}});
+  }
   host::Due due = core_->next_due();
   for (const Delayed& held : delayed_) due.sooner_liveness(held.at);
   if (!refused_.empty()) due.sooner_liveness(at.liveness + look_again_after);
@@ -783,6 +787,7 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_full, {{"reason", "full"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_evicted, {{"reason", "evicted"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_failed, {{"reason", "failed"}});
+  counter("di_kv_writebacks_dropped_total", dropped, back.dropped_quota, {{"reason", "over_quota"}});
   counter("di_kv_stripes_total", "Stripes published in the store", back.stripes);
   counter("di_kv_stripes_degraded_total", "Stripes published with fewer columns than they should have", back.degraded);
   counter("di_kv_columns_written_total", "Columns of stripes written", back.columns);

@@ -171,6 +171,7 @@ Status Router::submit(request::NewRequest request, const std::string& tenant, co
   origin.revision = identity_.revision;
   origin.salt = kv::namespace_salt(secret_, {tenant, user_id, cache_salt});
   request.root = kv::chain_root(origin);
+  request.tenant = kv::tenant_number(tenant);
   request.keys = kv::chain_keys(request.root, request.prompt, identity_.layout->block_tokens());
   if (!identity_.script) request.debug.clear();
   const Status submitted = core_->submit(std::move(request), daemon_->loop().now());

@@ -21,6 +21,7 @@ std::string_view code_name(Code code) {
     case Code::io: return "io";
     case Code::no_space: return "no_space";
     case Code::stale: return "stale";
+    case Code::over_quota: return "over_quota";
   }
   return "unknown";
 }

@@ -27,6 +27,7 @@ enum class Code : std::uint16_t {
   io = 11,
   no_space = 12,
   stale = 13,         // addressed to an earlier generation or attempt
+  over_quota = 14,    // who asks may not have more; others may
 };
 
 // The spelling used in logs, metrics and control output, e.g. "not_found".

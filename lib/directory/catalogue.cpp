@@ -55,6 +55,8 @@ constexpr const char* schema_2 =
     " parent BLOB NOT NULL, pages BLOB NOT NULL, keys BLOB NOT NULL, crcs BLOB NOT NULL,"
     " columns BLOB NOT NULL);"
     "CREATE TABLE leaving(name TEXT PRIMARY KEY) WITHOUT ROWID;";
+// Bits of an unsigned number.
+constexpr const char* schema_3 = "ALTER TABLE stripe ADD COLUMN tenant INTEGER NOT NULL DEFAULT 0;";
 
 Status set_version(sqlite::Database& database) {
   return database.exec("PRAGMA user_version=" + std::to_string(catalogue_schema_version));
@@ -147,6 +149,7 @@ Status bind_row(sqlite::Statement& put, const StripeRow& row, StripeWriter::Scra
       .bind(7, ByteView(scratch.keys))
       .bind(8, ByteView(scratch.crcs))
       .bind(9, ByteView(scratch.columns))
+      .bind(10, static_cast<std::int64_t>(row.tenant))
       .run();
 }
 
@@ -159,6 +162,7 @@ std::optional<StripeRow> read_row(const sqlite::Statement& select) {
   if (k < 0 || k > UINT16_MAX || m < 0 || m > UINT16_MAX) return std::nullopt;
   row.code.data_columns = static_cast<std::uint16_t>(k);
   row.code.parity_columns = static_cast<std::uint16_t>(m);
+  row.tenant = static_cast<std::uint64_t>(select.column_i64(9));
   Key parent;
   if (!read_key(select.column_blob(1), row.fingerprint) || !read_key(select.column_blob(4), parent)) {
     return std::nullopt;
@@ -207,6 +211,7 @@ Status create(sqlite::Database& database) {
   std::array<std::byte, 8> run{};
   DI_TRY(database.exec(schema_1));
   DI_TRY(database.exec(schema_2));
+  DI_TRY(database.exec(schema_3));
   DI_TRY(insert_fleet(database, "secret", secret));
   DI_TRY(insert_fleet(database, "cluster", cluster));
   DI_TRY(insert_fleet(database, "run", run));
@@ -243,7 +248,8 @@ Status Catalogue::create_or_check(sqlite::Database& database) {
   const std::string verdict = *row ? check->column_text(0) : "no answer";
   if (verdict != "ok") return Error{Code::corrupt, 0, "integrity check: " + verdict};
   if (*version == catalogue_schema_version) return {};
-  DI_TRY(database.exec(schema_2));
+  if (*version < 2) DI_TRY(database.exec(schema_2));
+  if (*version < 3) DI_TRY(database.exec(schema_3));
   return set_version(database);
 }
 
@@ -339,7 +345,7 @@ Status Catalogue::set_leaving(const std::string& instance, bool leaves) {
 
 Result<Catalogue::Loaded> Catalogue::load_stripes(const std::function<void(const StripeRow&)>& each) {
   auto select = database_.prepare(
-      "SELECT id, layout, k, m, parent, pages, keys, crcs, columns FROM stripe ORDER BY id");
+      "SELECT id, layout, k, m, parent, pages, keys, crcs, columns, tenant FROM stripe ORDER BY id");
   if (!select) return select.error().in("catalogue " + path_);
   Loaded loaded;
   for (;;) {
@@ -361,8 +367,8 @@ Result<StripeWriter> Catalogue::stripe_writer() {
   auto database = sqlite::Database::open(path_, sqlite::Synchronous::normal);
   if (!database) return database.error().in("catalogue");
   auto put = database->prepare(
-      "INSERT OR REPLACE INTO stripe(id, layout, k, m, parent, pages, keys, crcs, columns)"
-      " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)");
+      "INSERT OR REPLACE INTO stripe(id, layout, k, m, parent, pages, keys, crcs, columns, tenant)"
+      " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
   if (!put) return put.error().in("catalogue " + path_);
   auto erase = database->prepare("DELETE FROM stripe WHERE id = ?");
   if (!erase) return erase.error().in("catalogue " + path_);

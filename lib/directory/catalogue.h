@@ -9,7 +9,8 @@
 // last batches may be missing after a crash.  A StripeWriter has a connection of its own and belongs to the
 // thread that writes.
 //
-// Schema 1 had no stripes and no drained stores; it is migrated at open, in one transaction.
+// Schema 1 had no stripes and no drained stores, schema 2 no tenants of stripes; both are migrated at open,
+// in one transaction.
 //
 // Owner: the directory's thread; calls block on the disk for a few milliseconds.  One process at a
 // time: PATH.lock is locked for as long as it is open.  The file holds a secret: mode 0600.
@@ -31,7 +32,7 @@
 
 namespace di::directory {
 
-inline constexpr std::int64_t catalogue_schema_version = 2;
+inline constexpr std::int64_t catalogue_schema_version = 3;
 
 // Writes the rows of stripes, a batch in a transaction.  Owner: one thread, not that of the catalogue.
 class StripeWriter {

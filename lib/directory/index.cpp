@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "kv/chain.h"
 
 namespace di::directory {
 
@@ -72,6 +73,12 @@ Index::Index(Options options, Instant now)
       puts_(options.open_puts_max),
       repairs_(options.repairs) {
   DI_ASSERT(options.run > 0 && options.run < (std::uint64_t{1} << 24));
+  // Nobody has a place for good: there what finds none other is counted.
+  options_.tenants[kv::tenant_nobody] = {};
+  for (const auto& [tenant, rule] : options_.tenants) {
+    const bool placed = evictor_.set_tenant(tenant, rule);
+    DI_ASSERT(placed);
+  }
 }
 
 const Key& Index::key_of(BlockRef ref) const {
@@ -589,7 +596,8 @@ bool Index::restore(const StripeRow& row, Instant now) {
   if (columns.size() < form->data_stored()) return refuse();  // it was being adopted
   restoring_ = true;
   const std::uint32_t slot =
-      publish(Stripe(row.id, row.fingerprint, row.pages, *form, row.code.crcs), kv::Evictor::item_none, now);
+      publish(Stripe({row.id, row.fingerprint, row.tenant}, row.pages, *form, row.code.crcs),
+              kv::Evictor::item_none, now);
   for (const StripeColumn& column : columns) column_add(slot, column);
   restoring_ = false;
   // Looked at when the stores are there.
@@ -610,7 +618,12 @@ std::vector<StripeChange> Index::take_changes(std::size_t count) {
     out.push_back({id, std::nullopt});
     if (slot == none) continue;
     const Stripe& stripe = stripes_.at(slot);
-    StripeRow row{id, stripe.fingerprint(), stripe.put_pages(), stripe.code(), {}};
+    StripeRow row{.id = id,
+                  .fingerprint = stripe.fingerprint(),
+                  .tenant = stripe.tenant(),
+                  .pages = stripe.put_pages(),
+                  .code = stripe.code(),
+                  .columns = {}};
     for (const StripeColumn& column : stripe.columns()) row.columns.push_back(wire_column(column));
     out.back().row = std::move(row);
   }

@@ -112,6 +112,9 @@ class Index final : private BlockMap::Keys {
     std::size_t open_puts_max = 65536;
     // Of a stripe: after the last plan that used it, and after its put.
     kv::Evictor::Life stripe_life{};
+    // By number (kv/chain.h).  What counts against a quota is what the columns of the tenant's stripes take
+    // on the stores, parity and stripes that are being written included.
+    std::map<std::uint64_t, kv::Evictor::TenantRule> tenants{};
     LeaseTable::Options lease{};
     Placements::Options placement{};
     // What the inventories bring has so long to become complete.
@@ -146,6 +149,8 @@ class Index final : private BlockMap::Keys {
     std::uint64_t puts_aborted = 0;
     std::uint64_t puts_lapsed = 0;
     std::uint64_t puts_no_space = 0;
+    std::uint64_t puts_over_quota = 0;
+    std::uint64_t tenants_full = 0;  // stripes that count as nobody's: too many tenants have some
     std::uint64_t stripes_adopted = 0;
     std::uint64_t stripes_incomplete = 0;  // adopted, and dropped with too few columns
     std::uint64_t stripes_missing = 0;     // columns that the inventory of their store does not show
@@ -199,7 +204,8 @@ class Index final : private BlockMap::Keys {
   }
 
   // Pages that are known are skipped; the stripe is the run of pages behind them that nobody else writes.
-  // Opening twice the same pages by the same holder answers the same stripe.
+  // Opening twice the same pages by the same holder answers the same stripe.  `over_quota`: the tenant may
+  // not have more; stripes of its own that had to go for this one are gone in either case.
   [[nodiscard]] wire::meta_put_opened put_open(const Holder& holder, const wire::meta_put_open& message,
                                                Instant now);
   // `ok` also for a stripe that is published already.  `exists`: every key came from elsewhere
@@ -374,6 +380,8 @@ class Index final : private BlockMap::Keys {
                    Instant at);
   [[nodiscard]] bool has_other_column(std::uint32_t store, std::uint64_t stripe, std::uint32_t column) const;
 
+  // What is counted as a tenant's; beyond the tenants that are told apart, as nobody's.
+  [[nodiscard]] kv::Evictor::PutAnswer put_item(kv::Evictor::Spec spec, Instant now);
   // The item of the stripe, committed or being written, that brings this key.
   [[nodiscard]] kv::Evictor::Item item_of(const Key& key) const;
   // What hangs on these keys, and on no item, hangs on the item that brings them now: it came before it, or

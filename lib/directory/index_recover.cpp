@@ -32,6 +32,7 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
   if (frees_.pending(number, shard.stripe, shard.column)) return false;  // on its way out
   if (puts_.find(shard.stripe) != nullptr) return false;                 // its writer will say
   std::uint32_t slot = stripes_.find(shard.stripe);
+  const StripeName name{shard.stripe, shard.fingerprint, shard.tenant};
   const StripeColumn found{number, shard.volume, shard.column, store.inventory};
   if (slot == none) {
     if (brings_nothing_new(shard.pages)) return true;
@@ -40,8 +41,7 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
     // Known to nobody, it would be space that never comes back.
     if (!has_room(keys)) return true;
     next_stripe_ = std::max(next_stripe_, shard.stripe + 1);
-    slot = publish(Stripe(shard.stripe, shard.fingerprint, shard.pages, *form, shard.code.crcs),
-                   kv::Evictor::item_none, now);
+    slot = publish(Stripe(name, shard.pages, *form, shard.code.crcs), kv::Evictor::item_none, now);
     column_add(slot, found);
     ++counters_.stripes_adopted;
     if (form->columns_stored() > 1) {
@@ -52,7 +52,7 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
     return false;
   }
   Stripe& stripe = stripes_.at(slot);
-  if (!stripe.is(shard.fingerprint, shard.pages, *form)) return true;
+  if (!stripe.is(name, shard.pages, *form)) return true;
   if (const RepairQueue::Running* running = repairs_.running(shard.stripe)) {
     // Being written there by a repair: its answer says what it is.
     const auto aims =
@@ -339,6 +339,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
   out.message.lease = running.lease;
   out.message.ttl_ms = static_cast<std::uint32_t>(to_ms(leases_.ttl()));
   out.message.fingerprint = stripe.fingerprint();
+  out.message.tenant = stripe.tenant();
   out.message.pages = stripe.put_pages();
   out.message.stripe = planned_stripe(stripe);
   for (const RepairQueue::Aim& aim : running.aims) {

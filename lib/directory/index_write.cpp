@@ -3,6 +3,7 @@
 
 #include "base/assert.h"
 #include "directory/index.h"
+#include "kv/chain.h"
 #include "kv/stripe.h"
 
 namespace di::directory {
@@ -84,22 +85,29 @@ wire::meta_put_opened Index::put_open(const Holder& holder, const wire::meta_put
   put.form = StripeForm::of_put(geometry, put.pages);
   auto choice = placements_.choose(next_stripe_, put.form, now);
   if (!choice) return refuse(Code::busy, counters_.puts_busy);
-  put.id = next_stripe_++;
+  put.id = next_stripe_;
   put.holder = holder;
   put.fingerprint = message.fingerprint;
+  put.tenant = message.tenant;
   put.targets = std::move(choice->targets);
   put.deadline = now + put_ttl;
   std::vector<std::uint64_t> page_bytes;
   for (const wire::PutPage& page : put.pages) page_bytes.push_back(page.bytes);
-  kv::Evictor::Spec spec{
-      .id = put.id, .key = BlockMap::hash_of(put.pages.front().keys.front()), .held = true};
+  kv::Evictor::Spec spec{.id = put.id,
+                         .key = BlockMap::hash_of(put.pages.front().keys.front()),
+                         .tenant = put.tenant,
+                         .held = true};
   for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
     put.column_bytes.push_back(column_bytes_of(put.form, page_bytes, put.form.stored_column(i)));
-    add_bytes(put.targets[i], put.column_bytes.back());
     spec.bytes += put.column_bytes.back();
   }
   spec.parent = item_of(put.pages.front().parent);
-  put.item = evictor_.put(spec, now).item;  // has_room() said that there is one
+  const kv::Evictor::PutAnswer placed = put_item(spec, now);
+  drop_victims(placed.victims, 0, now);
+  if (placed.item == kv::Evictor::item_none) return refuse(Code::over_quota, counters_.puts_over_quota);
+  put.item = placed.item;
+  ++next_stripe_;
+  for (std::uint32_t i = 0; i < put.targets.size(); ++i) add_bytes(put.targets[i], put.column_bytes[i]);
   answer.stripe = put.id;
   answer.pages = put.form.pages;
   name_columns(put);
@@ -167,8 +175,8 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
     return answer;
   }
   for (std::size_t i = 0; i < put.targets.size(); ++i) remove_bytes(put.targets[i], put.column_bytes[i]);
-  const std::uint32_t slot =
-      publish(Stripe(put.id, put.fingerprint, put.pages, put.form, message.code.crcs), put.item, now);
+  const std::uint32_t slot = publish(
+      Stripe({put.id, put.fingerprint, put.tenant}, put.pages, put.form, message.code.crcs), put.item, now);
   for (std::uint32_t i = 0; i < put.targets.size(); ++i) {
     const std::uint16_t column = put.form.stored_column(i);
     if (is_among(failed, column)) continue;
@@ -233,16 +241,31 @@ void Index::adopt_orphans(std::span<const Key> keys) {
   }
 }
 
+kv::Evictor::PutAnswer Index::put_item(kv::Evictor::Spec spec, Instant now) {
+  kv::Evictor::PutAnswer answer = evictor_.put(spec, now);
+  if (answer.code == kv::Evictor::PutCode::tenants_full) {
+    ++counters_.tenants_full;
+    spec.tenant = kv::tenant_nobody;
+    answer = evictor_.put(spec, now);
+  }
+  // has_room() said that there is one.
+  DI_ASSERT(answer.code == kv::Evictor::PutCode::ok || answer.code == kv::Evictor::PutCode::over_quota);
+  return answer;
+}
+
 std::uint32_t Index::publish(Stripe stripe, kv::Evictor::Item item, Instant now) {
   stripe.published = next_published_++;
   stripe.used_at = now;
   if (item == kv::Evictor::item_none) {
-    kv::Evictor::Spec spec{.id = stripe.id(), .key = BlockMap::hash_of(stripe.keys().front())};
+    kv::Evictor::Spec spec{.id = stripe.id(),
+                           .key = BlockMap::hash_of(stripe.keys().front()),
+                           .tenant = stripe.tenant(),
+                           .present = true};
     for (std::uint32_t i = 0; i < stripe.form().columns_stored(); ++i) {
       spec.bytes += stripe.column_bytes(stripe.form().stored_column(i));
     }
     spec.parent = item_of(stripe.parent());
-    stripe.item = evictor_.put(spec, now).item;
+    stripe.item = put_item(spec, now).item;
   } else {
     stripe.item = item;
     evictor_.open(item);

@@ -25,6 +25,7 @@ struct OpenPut {
   std::uint64_t id = 0;
   Holder holder;
   Key fingerprint;
+  std::uint64_t tenant = 0;
   std::vector<wire::PutPage> pages;
   std::vector<Key> claims;  // those of its keys that nobody had when it opened
   StripeForm form;

@@ -117,9 +117,9 @@ std::uint64_t column_bytes_of(const StripeForm& form, std::span<const std::uint6
 static_assert(std::is_trivially_copyable_v<Key> && alignof(Key) == 1);
 static_assert(alignof(StripeColumn) == alignof(std::uint32_t) && sizeof(StripeColumn) % 4 == 0);
 
-Stripe::Stripe(std::uint64_t id, const Key& fingerprint, std::span<const wire::PutPage> pages,
-               StripeForm form, std::span<const std::uint32_t> code_crcs)
-    : id_(id), fingerprint_(fingerprint), parent_(pages.front().parent), form_(form) {
+Stripe::Stripe(const StripeName& name, std::span<const wire::PutPage> pages, StripeForm form,
+               std::span<const std::uint32_t> code_crcs)
+    : name_(name), parent_(pages.front().parent), form_(form) {
   DI_ASSERT(pages.size() == form.pages);
   DI_ASSERT(code_crcs.size() == form.code_crcs(pages.front().crcs.size()));
   for (const wire::PutPage& page : pages) {
@@ -209,8 +209,11 @@ wire::StripeCode Stripe::code() const {
   return {form_.data_columns, form_.parity_columns, {crcs.begin(), crcs.end()}};
 }
 
-bool Stripe::is(const Key& fingerprint, std::span<const wire::PutPage> pages, const StripeForm& form) const {
-  if (fingerprint != fingerprint_ || form != form_ || pages.front().parent != parent_) return false;
+bool Stripe::is(const StripeName& name, std::span<const wire::PutPage> pages, const StripeForm& form) const {
+  if (name.fingerprint != name_.fingerprint || name.tenant != name_.tenant || form != form_ ||
+      pages.front().parent != parent_) {
+    return false;
+  }
   for (std::uint32_t p = 0; p < form_.pages; ++p) {
     const auto keys = page_keys(p);
     const auto crcs = page_crcs(p);

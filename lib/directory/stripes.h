@@ -98,10 +98,18 @@ struct StripeColumn {
   std::uint32_t seen = 0;  // number of the store's inventory that showed it
 };
 
+// What is said of a stripe as a whole.
+struct StripeName {
+  std::uint64_t id = 0;
+  Key fingerprint;           // layout
+  std::uint64_t tenant = 0;  // whose it is: every page of it is of one chain
+};
+
 // A committed stripe as the catalogue keeps it.
 struct StripeRow {
   std::uint64_t id = 0;
   Key fingerprint;
+  std::uint64_t tenant = 0;
   std::vector<wire::PutPage> pages;
   wire::StripeCode code;
   std::vector<wire::Column> columns;
@@ -116,11 +124,12 @@ struct StripeChange {
 class Stripe {
  public:
   // `code` has form.code_crcs() checksums.
-  Stripe(std::uint64_t id, const Key& fingerprint, std::span<const wire::PutPage> pages, StripeForm form,
+  Stripe(const StripeName& name, std::span<const wire::PutPage> pages, StripeForm form,
          std::span<const std::uint32_t> code_crcs);
 
-  [[nodiscard]] std::uint64_t id() const { return id_; }
-  [[nodiscard]] const Key& fingerprint() const { return fingerprint_; }
+  [[nodiscard]] std::uint64_t id() const { return name_.id; }
+  [[nodiscard]] const Key& fingerprint() const { return name_.fingerprint; }
+  [[nodiscard]] std::uint64_t tenant() const { return name_.tenant; }
   [[nodiscard]] const Key& parent() const { return parent_; }
   [[nodiscard]] const StripeForm& form() const { return form_; }
   [[nodiscard]] std::uint32_t blocks() const { return blocks_; }
@@ -138,7 +147,8 @@ class Stripe {
   [[nodiscard]] std::span<const std::uint32_t> code_crcs() const;
   [[nodiscard]] std::vector<wire::PutPage> put_pages() const;
   [[nodiscard]] wire::StripeCode code() const;
-  [[nodiscard]] bool is(const Key& fingerprint, std::span<const wire::PutPage> pages,
+  // But for the id.
+  [[nodiscard]] bool is(const StripeName& name, std::span<const wire::PutPage> pages,
                         const StripeForm& form) const;
   [[nodiscard]] std::uint64_t column_bytes(std::uint32_t column) const;
 
@@ -166,8 +176,7 @@ class Stripe {
   }
   [[nodiscard]] std::size_t keys_at() const { return crcs_at() + sizeof(std::uint32_t) * crcs_; }
 
-  std::uint64_t id_;
-  Key fingerprint_;
+  StripeName name_;
   Key parent_;
   StripeForm form_;
   std::uint32_t blocks_ = 0;

@@ -441,7 +441,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now&
     pages_.give_back(slot);
   } else {
     pages_.pin(claim.pins, slot);
-    pages_.seal(slot, message.parent, message.keys, message.crcs);
+    pages_.seal(message);
     if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse, now);
     handovers_.page_sealed(now);
   }

@@ -26,6 +26,7 @@ Lost lost_of(std::uint16_t code) {
     case Code::denied:
     case Code::io:
     case Code::no_space:
+    case Code::over_quota:
       return Lost::timeout;
   }
   return Lost::timeout;  // a code of a later version

@@ -103,16 +103,17 @@ void Pages::give_up(std::uint32_t slot, const Peer& rank) {
   settle(slot);
 }
 
-void Pages::seal(std::uint32_t slot, const Key& parent, std::vector<Key> keys,
-                 std::vector<std::uint32_t> crcs) {
+void Pages::seal(const wire::kv_sealed& message) {
+  const std::uint32_t slot = message.slot.slot;
   Page& sealed = page(slot);
   DI_ASSERT(sealed.state == PageState::granted);
-  DI_ASSERT(sealed.pins > 0 && crcs.size() == layout_->groups());
-  DI_ASSERT(keys.empty() || keys.size() == sealed.blocks);
+  DI_ASSERT(sealed.pins > 0 && message.crcs.size() == layout_->groups());
+  DI_ASSERT(message.keys.empty() || message.keys.size() == sealed.blocks);
   sealed.state = PageState::sealed;
-  sealed.parent = parent;
-  sealed.keys = std::move(keys);
-  sealed.crcs = std::move(crcs);
+  sealed.tenant = message.tenant;
+  sealed.parent = message.parent;
+  sealed.keys = message.keys;
+  sealed.crcs = message.crcs;
   sealed.groups = layout_->groups();
   port_.slot_crcs(slot, sealed.crcs);
   port_.slot_segments(slot, (1u << sealed.groups) - 1);
@@ -226,6 +227,7 @@ void Pages::checked(std::uint32_t slot, std::optional<kv::PageRecord> record, Pi
   DI_ASSERT(record->keys.size() == found.blocks && record->crcs.size() == layout_->groups());
   found.state = PageState::sealed;
   found.former = false;
+  found.tenant = record->tenant;
   found.parent = record->parent;
   found.keys = std::move(record->keys);
   found.crcs = std::move(record->crcs);
@@ -450,7 +452,12 @@ void Pages::record(const Page& sealed) {
   // A page without keys is of use only to the request that it was made for.
   if (sealed.keys.empty()) return;
   port_.slot_record(sealed.place.slot,
-                    {sealed.number, sealed.parent, sealed.keys, sealed.crcs, sealed.stored});
+                    {.number = sealed.number,
+                     .tenant = sealed.tenant,
+                     .parent = sealed.parent,
+                     .keys = sealed.keys,
+                     .crcs = sealed.crcs,
+                     .stored = sealed.stored});
 }
 
 // What follows from who still uses the page.

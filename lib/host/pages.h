@@ -51,6 +51,7 @@ struct Page {
   kv::SlotPlace place;
   PageState state = PageState::granted;
   std::uint64_t number = 0;  // unique within the host's generation; what di-meta calls it
+  std::uint64_t tenant = 0;  // who had it made; nobody for what came from elsewhere, which is written back there
   std::uint32_t blocks = 0;
   Key parent;                       // zero when not known
   std::vector<Key> keys;            // empty: granted, or a tail
@@ -115,8 +116,8 @@ class Pages {
   void give_back(std::uint32_t slot);
   // granted -> quarantined until writer_gone(rank).
   void give_up(std::uint32_t slot, const Peer& rank);
-  // granted -> sealed.  The caller has verified the checksums and pins it first.
-  void seal(std::uint32_t slot, const Key& parent, std::vector<Key> keys, std::vector<std::uint32_t> crcs);
+  // granted -> sealed, as its writer says.  The caller has verified the checksums and pins it first.
+  void seal(const wire::kv_sealed& message);
   // What a filling page will hold.  With `findable` cover() names it from now on.  No keys: a tail.
   void announce(std::uint32_t slot, const Key& parent, std::vector<Key> keys, std::vector<std::uint32_t> crcs,
                 bool findable);

@@ -70,6 +70,7 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   repair.stripe = stripe;
   repair.plan = *std::move(plan);
   repair.pages = message.pages;
+  repair.tenant = message.tenant;
   repair.deadline = now.liveness + limits_.repair_wait;
   ++counters_.repairs;
   const std::uint64_t number = next_++;
@@ -93,6 +94,7 @@ void Repairs::start_puts(Found found) {
   put.stripe = repair.stripe;
   put.fingerprint = pages_.layout().fingerprint();
   put.pages = repair.pages;
+  put.tenant = repair.tenant;
   put.code = repair.plan->code;
   std::vector<std::uint16_t> unreachable;
   for (auto& [number, target] : repair.targets) {

@@ -77,6 +77,7 @@ class Repairs {
     std::uint64_t stripe = 0;
     StripeRef plan;
     std::vector<wire::PutPage> pages;
+    std::uint64_t tenant = 0;
     bool putting = false;
     std::map<std::uint16_t, Target> targets;  // not yet written
     std::vector<std::uint32_t> scratch;

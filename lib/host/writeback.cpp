@@ -70,12 +70,14 @@ wire::PutPage Writeback::describe(std::uint32_t slot) const {
 
 std::vector<std::uint64_t> Writeback::run_from(std::uint64_t age, const Now& now) const {
   std::vector<std::uint64_t> run{age};
+  const std::uint64_t tenant = pages_.at(queue_.at(age).slot).tenant;
   while (run.size() < stripe_pages_) {
     const Key& last = pages_.at(queue_.at(run.back()).slot).keys.back();
     const auto [first, end] = by_parent_.equal_range(last);
     const auto child = std::find_if(first, end, [&](const auto& item) {
       const Waiting& waiting = queue_.at(item.second);
-      return waiting.due <= now.liveness && !evicted(waiting) && std::count(run.begin(), run.end(), item.second) == 0;
+      return waiting.due <= now.liveness && !evicted(waiting) && pages_.at(waiting.slot).tenant == tenant &&
+             std::count(run.begin(), run.end(), item.second) == 0;
     });
     if (child == end) break;
     run.push_back(child->second);
@@ -115,6 +117,7 @@ void Writeback::pump(const Now& now) {
     job.ages = run;
     wire::meta_put_open open;
     open.fingerprint = pages_.layout().fingerprint();
+    open.tenant = pages_.at(head->second.slot).tenant;
     for (const std::uint64_t age : run) {
       const auto waiting = queue_.find(age);
       open.pages.push_back(describe(waiting->second.slot));
@@ -145,6 +148,13 @@ void Writeback::put_opened(std::uint64_t tag, const wire::meta_put_opened& answe
   if (code == Code::exists) {
     counters_.existed += job.pins.slots.size();
     for (const std::uint32_t slot : job.pins.slots) pages_.written(slot);
+    return finish(tag);
+  }
+  if (code == Code::over_quota) {
+    const std::size_t known = std::min<std::size_t>(answer.first, job.pins.slots.size());
+    for (std::size_t i = 0; i < known; ++i) pages_.written(job.pins.slots[i]);
+    counters_.existed += known;
+    counters_.dropped_quota += job.pins.slots.size() - known;
     return finish(tag);
   }
   if (code == Code::busy || code == Code::no_space) return retry(tag, now);
@@ -283,6 +293,7 @@ void Writeback::start_puts(std::uint64_t tag, const Now& now) {
   wire::kv_put put;
   put.stripe = job.stripe;
   put.fingerprint = pages_.layout().fingerprint();
+  put.tenant = pages_.at(job.pins.slots.front()).tenant;
   for (const std::uint32_t slot : job.pins.slots) put.pages.push_back(describe(slot));
   put.code = job.code;
   for (auto& [number, column] : job.columns) {

@@ -10,6 +10,7 @@
 //   opening     meta_put_opened: ok, there is a code to make  encoding; scratch taken for the parity
 //   opening     meta_put_opened: ok, whole pages only         putting; kv_put per column
 //   opening     exists                                        (none), done
+//   opening     over_quota                                    (none), dropped; the pages stay in the arena
 //   opening     busy, no answer in answer_wait                (none), pages queued again after a back-off
 //   opening     anything else                                 (none), dropped
 //   encoding    a step, more groups to come                   encoding
@@ -67,6 +68,7 @@ struct WritebackCounters {
   std::uint64_t dropped_full = 0;  // queue_pages
   std::uint64_t dropped_evicted = 0;
   std::uint64_t dropped_failed = 0;  // refused, or attempts_max
+  std::uint64_t dropped_quota = 0;   // their tenant may not have more in the store
   std::uint64_t written_bytes = 0;   // without parity
   std::uint64_t stripes = 0;         // published
   std::uint64_t degraded = 0;        // of them, with fewer columns than they should have
@@ -162,7 +164,7 @@ class Writeback {
   [[nodiscard]] bool evicted(const Waiting& waiting) const {
     return pages_.find(waiting.slot, waiting.generation) == nullptr;
   }
-  // Ages of the queued pages that follow each other from this one on, at most a stripe of them.
+  // Ages of the queued pages that follow each other from this one on, at most a stripe of them, all of one tenant.
   [[nodiscard]] std::vector<std::uint64_t> run_from(std::uint64_t age, const Now& now) const;
   // The job has pages [first, first + count) from now on; those before exist, those behind are queued.
   void narrow(Job& job, std::size_t first, std::size_t count);

@@ -257,6 +257,7 @@ void ArenaOwner::read_former(Former& former) {
         key_cells_.take_at(record.key_first, order_of(record.key_count))) {
       PageRecord page;
       page.number = record.number;
+      page.tenant = record.tenant;
       page.parent = record.parent;
       page.keys.assign(keys() + record.key_first, keys() + record.key_first + record.key_count);
       for (std::uint32_t group = 0; group < record.groups; ++group)
@@ -364,14 +365,16 @@ bool ArenaOwner::slot_record(std::uint32_t slot, const PageRecord& page) {
   const SlotEntry& entry = slot_entry(slot);
   SlotRecord& record = record_of(slot);
   DI_ASSERT(record.key_count == 0 && !page.keys.empty() && page.crcs.size() <= groups_max);
-  const auto count = static_cast<std::uint32_t>(page.keys.size());
+  if (page.keys.size() > UINT16_MAX) return false;
+  const auto count = static_cast<std::uint16_t>(page.keys.size());
   const std::optional<std::uint32_t> first = key_cells_.take(order_of(count));
   if (!first) return false;
   std::copy(page.keys.begin(), page.keys.end(), keys() + *first);
   record.key_first = *first;
   record.key_count = count;
-  record.groups = static_cast<std::uint32_t>(page.crcs.size());
+  record.groups = static_cast<std::uint8_t>(page.crcs.size());
   record.number = page.number;
+  record.tenant = page.tenant;
   record.parent = page.parent;
   record.stored = page.stored ? 1 : 0;
   // With the checksums that are going to be shown: slot_crcs() comes before this.

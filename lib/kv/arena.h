@@ -58,6 +58,7 @@ struct Readiness {
 // What the index keeps of a sealed page besides its slot.
 struct PageRecord {
   std::uint64_t number = 0;
+  std::uint64_t tenant = 0;
   Key parent;
   std::vector<Key> keys;
   std::vector<std::uint32_t> crcs;

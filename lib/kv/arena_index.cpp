@@ -47,13 +47,14 @@ std::uint32_t slot_record_checksum(std::uint32_t slot, const SlotEntry& entry, c
   crc = extend(crc, entry.page_blocks.load(std::memory_order_relaxed));
   crc = extend(crc, entry.offset.load(std::memory_order_relaxed));
   crc = extend(crc, entry.bytes.load(std::memory_order_relaxed));
-  for (std::uint32_t group = 0; group < std::min(record.groups, groups_max); ++group) {
+  for (std::uint32_t group = 0; group < std::min<std::uint32_t>(record.groups, groups_max); ++group) {
     crc = extend(crc, entry.crcs[group].load(std::memory_order_relaxed));
   }
   crc = extend(crc, record.key_first);
-  crc = extend(crc, record.key_count);
-  crc = extend(crc, record.groups);
+  crc = extend(crc, std::uint32_t{record.key_count});
+  crc = extend(crc, std::uint32_t{record.groups});
   crc = extend(crc, record.number);
+  crc = extend(crc, record.tenant);
   crc = crc32c_extend(crc, record.parent.raw);
   for (std::uint32_t i = 0; i < record.key_count; ++i) crc = crc32c_extend(crc, keys[i].raw);
   return crc;

@@ -32,7 +32,7 @@
 namespace di::kv {
 
 // Changing anything below changes this number: an arena of another format is not taken over.
-inline constexpr std::uint32_t arena_format = 2;
+inline constexpr std::uint32_t arena_format = 3;
 inline constexpr std::uint64_t arena_magic = 0x30414e4552414944;  // "DIARENA0" read as a little-endian number
 inline constexpr std::uint64_t arena_page_bytes = 4096;
 inline constexpr std::uint64_t arena_huge_page_bytes = std::uint64_t{2} << 20;
@@ -72,11 +72,12 @@ struct SlotEntry {
 struct SlotRecord {
   std::uint32_t last_generation;  // of this slot number; outside the checksum
   std::uint32_t key_first;        // cell
-  std::uint32_t key_count;
-  std::uint32_t groups;
   std::uint64_t number;
+  std::uint64_t tenant;
   Key parent;
-  std::uint32_t stored;  // 1: the store has the page, as far as is known; outside the checksum
+  std::uint16_t key_count;
+  std::uint8_t groups;
+  std::uint8_t stored;  // 1: the store has the page, as far as is known; outside the checksum
   std::uint32_t checksum;
 };
 struct ReadyEntry {

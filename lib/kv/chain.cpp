@@ -51,6 +51,14 @@ Digest namespace_salt(ByteView secret, const Namespace& who) {
   return hmac_sha256(secret, fields.bytes());
 }
 
+std::uint64_t tenant_number(std::string_view name) {
+  Fields fields("DIKV0 tenant");
+  fields.add(name);
+  const Digest digest = sha256(fields.bytes());
+  const auto number = get_le<std::uint64_t>(digest.data());
+  return number == tenant_nobody ? 1 : number;
+}
+
 Key chain_root(const ChainOrigin& origin) {
   Fields fields("DIKV0 root");
   fields.add(ByteView(origin.fingerprint.raw));

@@ -9,6 +9,7 @@
 //   salt   = HMAC-SHA-256(secret, f("DIKV0 salt") f(domain) f(user_id) f(cache_salt))
 //   root   = SHA-256(f("DIKV0 root") f(fingerprint) f(revision) f(adapter) f(salt))
 //   key_i  = SHA-256(f("DIKV0 block") f(key_{i-1}) f(token ids, U32 each) U32(count of images) f(digest)...)
+//   tenant = first 8 bytes, little-endian, of SHA-256(f("DIKV0 tenant") f(name)); 1 instead of 0
 //   private root after a public prefix = SHA-256(f("DIKV0 private") f(last public key) f(salt))
 // Golden vectors: tests/golden/kv/chain.jsonl.
 #pragma once
@@ -31,6 +32,11 @@ struct Namespace {
 };
 // `secret` comes from the catalogue of di-meta.
 [[nodiscard]] Digest namespace_salt(ByteView secret, const Namespace& who);
+
+// Whose a page is, for quotas: goes with its request and is kept with its stripe.  Not secret, and it says
+// nothing that a key does not.  tenant_nobody: no tenant is known.
+inline constexpr std::uint64_t tenant_nobody = 0;
+[[nodiscard]] std::uint64_t tenant_number(std::string_view name);
 
 struct ChainOrigin {
   Key fingerprint;           // of the layout

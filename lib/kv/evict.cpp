@@ -148,18 +148,24 @@ bool Evictor::fit_quota(Tenant& tenant, std::uint64_t bytes, Item keep, std::vec
   return true;
 }
 
+Evictor::TenantRow Evictor::row_of(const Tenant& tenant) {
+  return {.tenant = tenant.name,
+          .bytes = tenant.bytes,
+          .items = tenant.items,
+          .quota_bytes = tenant.rule.has_value() ? tenant.rule->quota_bytes : 0,
+          .refused = tenant.refused,
+          .evicted = tenant.evicted};
+}
+
 std::vector<Evictor::TenantRow> Evictor::tenants() const {
   std::vector<TenantRow> rows;
-  for (const auto& [name, index] : tenant_index_) {
-    const Tenant& tenant = tenants_[index];
-    rows.push_back({.tenant = name,
-                    .bytes = tenant.bytes,
-                    .items = tenant.items,
-                    .quota_bytes = tenant.rule.has_value() ? tenant.rule->quota_bytes : 0,
-                    .refused = tenant.refused,
-                    .evicted = tenant.evicted});
-  }
+  for (const auto& [name, index] : tenant_index_) rows.push_back(row_of(tenants_[index]));
   return rows;
+}
+
+Evictor::TenantRow Evictor::tenant(std::uint64_t tenant) const {
+  const auto known = tenant_index_.find(tenant);
+  return known == tenant_index_.end() ? TenantRow{.tenant = tenant} : row_of(tenants_[known->second]);
 }
 
 // ---- Items -------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ Evictor::PutAnswer Evictor::put(const Spec& spec, Instant now) {
     DI_ASSERT(node(spec.parent).taken);
     refresh_from(spec.parent, at);
   }
-  if (tenant->rule.has_value() && tenant->rule->quota_bytes > 0 && spec.tenant != 0) {
+  if (!spec.present && tenant->rule.has_value() && tenant->rule->quota_bytes > 0 && spec.tenant != 0) {
     // The parent must not go to make room for its child.
     if (!fit_quota(*tenant, spec.bytes, spec.parent, answer.victims)) {
       --tenant->items;

@@ -94,6 +94,8 @@ class Evictor {
     std::uint8_t life_class = 0;
     Item parent = item_none;
     bool held = false;  // is no victim until open()
+    bool present =
+        false;  // it is stored already: counts against its tenant's quota, and is not refused for it
   };
   enum class PutCode : std::uint8_t { ok, over_quota, items_full, tenants_full };
   struct PutAnswer {
@@ -161,7 +163,10 @@ class Evictor {
   [[nodiscard]] std::uint64_t capacity_bytes() const { return options_.capacity_bytes; }
   [[nodiscard]] std::uint64_t small_share_bytes() const { return small_share_; }
   [[nodiscard]] const Counters& counters() const { return counters_; }
+  // Those that have something or a rule, in the order of their numbers.
   [[nodiscard]] std::vector<TenantRow> tenants() const;
+  // All zeros but for the number when it is not among them.
+  [[nodiscard]] TenantRow tenant(std::uint64_t tenant) const;
 
   static constexpr std::size_t scan_max = 65536;
 
@@ -252,6 +257,7 @@ class Evictor {
   void collect(std::uint64_t bytes, std::size_t items, const Wanted& wanted, std::vector<Victim>& out);
   // Evicts the tenant's own, but for `keep`, until `bytes` more fit; false when they do not.
   bool fit_quota(Tenant& tenant, std::uint64_t bytes, Item keep, std::vector<Victim>& out);
+  [[nodiscard]] static TenantRow row_of(const Tenant& tenant);
   [[nodiscard]] Tenant* tenant_of(std::uint64_t name, std::uint32_t& index);
   void tenant_forget(std::uint32_t index);
 

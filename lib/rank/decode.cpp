@@ -304,6 +304,7 @@ void DecodeCore::exported(Request& request, const Exported& page, Instant now) {
                      request.keys.begin() + request.page_first + request.page_count);
   sealed.crcs = *page.crcs;
   sealed.reuse = 1;
+  sealed.tenant = request.seat_request.tenant;
   to_kvd(request.scope, sealed);
   request.page_first += request.page_count;
   request.page_state = PageState::none;

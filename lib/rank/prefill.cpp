@@ -371,6 +371,7 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
       wire::kv_sealed sealed;
       sealed.slot = page.slot;
       sealed.crcs = page.crcs;
+      sealed.tenant = request.bind.tenant;
       if (!page.tail) {
         sealed.parent = page.first == 0 ? request.bind.root : request.bind.keys[page.first - 1];
         sealed.keys.assign(request.bind.keys.begin() + page.first,

@@ -191,6 +191,7 @@ void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
   bind.first_index = flight.first_index;
   bind.sampling = flight.request.sampling;
   bind.debug = flight.request.debug;
+  bind.tenant = flight.request.tenant;
   for (const wire::TokenValue& token : flight.produced) {
     if (token.id >= wire::script_token_base) bind.resume.push_back(token.bytes);
   }
@@ -246,6 +247,7 @@ void RouterCore::say_seat(Flight& flight, Instant now) {
   ask.first_index = flight.first_index;
   ask.sampling = flight.request.sampling;
   ask.debug = flight.request.debug;
+  ask.tenant = flight.request.tenant;
   // Only tokens of earlier attempts: prefill's token of this one travels with the hand-over.
   for (std::uint32_t i = 0; i < flight.first_index; ++i) {
     if (flight.produced[i].id >= wire::script_token_base) ask.resume.push_back(flight.produced[i].bytes);

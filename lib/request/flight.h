@@ -29,6 +29,7 @@ struct NewRequest {
   wire::Sampling sampling;
   Key root;
   std::vector<Key> keys;     // of the full blocks of the prompt
+  std::uint64_t tenant = 0;  // kv::tenant_number
   std::string debug;         // last user message, for script engines
 };
 

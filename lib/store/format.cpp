@@ -10,7 +10,8 @@ namespace di::store {
 namespace {
 
 constexpr std::uint64_t superblock_magic = 0x454d554c4f564944;  // "DIVOLUME" as a little-endian number
-constexpr std::uint64_t slot_magic = 0x3030544f4c534944;        // "DISLOT00"
+// Another one whenever the header is: what an earlier program wrote is no slot then, and is freed.
+constexpr std::uint64_t slot_magic = 0x3130544f4c534944;  // "DISLOT01"
 constexpr std::size_t superblock_open_at = 112;
 
 Error corrupt(std::string what) {
@@ -310,6 +311,7 @@ void slot_header_encode(const SlotHeader& header, MutableByteView to) {
   to[145] = static_cast<std::byte>(shard.code.parity_columns);
   to[146] = std::byte{shard.parts};
   put32(to, 148, static_cast<std::uint32_t>(shard.code.crcs.size()));
+  put64(to, 152, shard.tenant);
   std::size_t at = slot_header_fixed_bytes;
   for (const wire::PutPage& page : shard.pages) {
     DI_ASSERT(page.crcs.size() == shard.segments.size());
@@ -384,6 +386,7 @@ Result<SlotHeader> slot_header_decode(ByteView from, const SlotClass& slot_class
   if (sum == 0 || sum != payload_bytes || sum > slot_class.slot_bytes - slot_class.header_bytes) {
     return corrupt("a slot header whose segments do not fit the slot");
   }
+  shard.tenant = get64(from, 152);
   const std::size_t crcs = get32(from, 148);
   if (crcs != ((parts == 1 ? 0 : pages * parts) + parity_columns) * std::size_t{groups}) {
     return corrupt("a slot header has not one checksum for each segment");

@@ -32,7 +32,7 @@ inline constexpr std::uint32_t records_per_page = 4096 / record_bytes;
 // Smallest slot; shorter columns take one of this length.  It bounds the slot table at 0.4 % of the volume.
 inline constexpr std::uint32_t slot_bytes_min = 16384;
 inline constexpr std::uint32_t classes_per_layout_max = 8;
-inline constexpr std::uint32_t slot_header_fixed_bytes = 152;
+inline constexpr std::uint32_t slot_header_fixed_bytes = 160;
 inline constexpr std::uint32_t slot_page_bytes = 80;
 // Segments that may be in the superblock's open list.
 inline constexpr std::uint32_t open_segments_max = 512;
@@ -112,6 +112,7 @@ Result<SlotRecord> slot_record_decode(const std::byte* from);
 struct Shard {
   std::uint64_t stripe = 0;
   std::uint16_t column = 0;
+  std::uint64_t tenant = 0;             // whose the stripe is
   Key fingerprint;                      // layout
   std::vector<wire::PutPage> pages;     // every page of the stripe
   wire::StripeCode code;                // how they became columns

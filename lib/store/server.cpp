@@ -413,6 +413,7 @@ void Server::put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t co
     case Code::unsupported:
     case Code::denied:
     case Code::stale:
+    case Code::over_quota:
       ++counters_.puts_refused;
   }
   send(host, wire::kv_put_done{stripe, column, static_cast<std::uint16_t>(code)});
@@ -440,6 +441,7 @@ void Server::put(Host& host, const wire::Envelope& message) {
   Result<Shard> shard =
       shard_make(*layout->second, want.stripe, want.column, std::move(want.pages), std::move(want.code));
   if (!shard) return refuse(shard.error().code);
+  shard->tenant = want.tenant;
   std::vector<std::uint32_t> blocks;
   for (const wire::PutPage& page : shard->pages)
     blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));

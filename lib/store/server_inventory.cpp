@@ -99,6 +99,7 @@ void Server::inventory_read(std::uint64_t number, std::uint16_t volume, std::siz
     record.column = read.column;
     record.generation = static_cast<std::uint32_t>(read.sequence);
     Shard& shard = headers[i]->shard;
+    record.tenant = shard.tenant;
     record.fingerprint = shard.fingerprint;
     record.pages = std::move(shard.pages);
     record.code = std::move(shard.code);

@@ -240,6 +240,7 @@ class Cluster {
       put_le<std::uint64_t>(want.request.id.raw.data() + 8, i + 1);
       want.request.model = "sim";
       want.request.root = root;
+      want.request.tenant = sim_tenant;
       auto question = rng.below(8);
       if (lost_ && question == 2) question = 0;  // that one stalls
       // The second digit of an id says what was asked.

@@ -147,6 +147,9 @@ void MetaNode::on_time() {
 
 Instant MetaNode::turn() {
   if (++turns_ % 16 == 0) index_.test_check();
+  for (const kv::Evictor::TenantRow& row : index_.evictor().tenants()) {
+    if (row.items > 0 && row.tenant != sim_tenant) world_.fail("a stripe has lost its tenant on the way");
+  }
   return index_.next_due();
 }
 
@@ -395,8 +398,8 @@ void StoreNode::put_finish(const host::Peer& from, const wire::kv_put& want, Byt
     if (crc32c(segment) != crc) return answer(Code::corrupt);
     column.payload.insert(column.payload.end(), segment.begin(), segment.end());
   }
-  column.record = {want.stripe, want.volume,          want.column, disk_.next_generation++,
-                   want.fingerprint, want.pages, want.code};
+  column.record = {want.stripe,      want.volume, want.column, disk_.next_generation++,
+                   want.fingerprint, want.pages,  want.code,   want.tenant};
   disk_.columns.insert_or_assign({want.stripe, want.column}, std::move(column));
   answer(Code::ok);
 }

@@ -57,6 +57,9 @@ struct MetaDisk {
   std::uint64_t run = 0;
 };
 
+// Everybody's.
+inline constexpr std::uint64_t sim_tenant = 42;
+
 class MetaNode final : public Node {
  public:
   MetaNode(World& world, std::size_t process, MetaDisk& disk, const Settings& settings);

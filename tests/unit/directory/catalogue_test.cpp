@@ -80,7 +80,7 @@ TEST(Catalogue, NewerSchemaIsRefusedAndLeftAlone) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::unsupported);
   EXPECT_EQ(refused.error().message,
-            "catalogue " + path + ": schema version 9 is newer than this program's 2");
+            "catalogue " + path + ": schema version 9 is newer than this program's 3");
 }
 
 TEST(Catalogue, ForeignAndDamagedFilesAreCorrupt) {
@@ -144,6 +144,7 @@ StripeRow stripe_row(std::uint64_t id, int pages) {
   StripeRow row;
   row.id = id;
   row.fingerprint.raw[0] = std::byte{7};
+  row.tenant = 0xf000000000000000 + id;  // above what a signed number holds
   Key parent;
   parent.raw[1] = std::byte{9};
   for (int p = 0; p < pages; ++p) {
@@ -284,6 +285,33 @@ TEST(Catalogue, SchemaOneIsMigrated) {
   auto again = Catalogue::open(path);
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(again->run(), 9U);
+}
+
+// A file as schema 2 left it, with one stripe: it is nobody's.
+TEST(Catalogue, SchemaTwoIsMigrated) {
+  const std::string path = scratch("two-to-three");
+  std::ifstream golden(std::string(DI_SOURCE_DIR) + "/tests/golden/catalogue/schema2.sqlite",
+                       std::ios::binary);
+  ASSERT_TRUE(golden.good());
+  std::ofstream(path, std::ios::binary) << golden.rdbuf();
+  StripeRow before = stripe_row(5, 2);
+  before.tenant = 0;
+  for (int start = 0; start < 2; ++start) {
+    auto catalogue = Catalogue::open(path);
+    ASSERT_TRUE(catalogue) << catalogue.error().message;
+    EXPECT_EQ(*catalogue->leaving(), (std::vector<std::string>{"di-kvd.store2"}));
+    std::vector<StripeRow> rows;
+    ASSERT_TRUE(catalogue->load_stripes([&](const StripeRow& row) { rows.push_back(row); }));
+    ASSERT_EQ(rows.size(), start == 0 ? 1U : 2U);
+    EXPECT_EQ(rows[0], before);
+    if (start > 0) {
+      EXPECT_EQ(rows[1], stripe_row(6, 2));
+      continue;
+    }
+    auto writer = catalogue->stripe_writer();
+    ASSERT_TRUE(writer) << writer.error().message;
+    ASSERT_TRUE(writer->write(std::vector<StripeChange>{{6, stripe_row(6, 2)}}));
+  }
 }
 
 }  // namespace

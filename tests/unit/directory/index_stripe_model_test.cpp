@@ -1,7 +1,7 @@
 // The index with 2+1 and 4+2 against the disks: hosts that write, degrade, abandon and repair; stores that
 // die, lose columns, find second copies; restarts of the directory.  All from one seed.  After each step what
 // the directory plans is looked for on the disks, and at the end every stripe is whole and nothing else is
-// there.
+// there.  Of three tenants one may have all, one is refused above its quota, and of one the oldest goes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@ namespace {
 
 constexpr int chains = 12;
 constexpr int chain_pages = 10;
+constexpr std::uint64_t quota_bytes = 2 << 20;
 constexpr int seeds = 60;
 constexpr int steps = 250;
 
@@ -111,13 +112,22 @@ class World {
       if ((row.page & 0xff) == 0) columns += row.columns;
     }
     std::size_t on_disk = 0;
-    for (const auto& [name, store] : stores_) on_disk += store.disk.size();
+    std::map<std::uint64_t, std::set<std::uint64_t>> of_tenants;
+    for (const auto& [name, store] : stores_) {
+      on_disk += store.disk.size();
+      for (const auto& [id, shard] : store.disk) of_tenants[shard.tenant].insert(id.first);
+    }
     ASSERT_EQ(on_disk, columns);
+    for (std::uint64_t tenant = 1; tenant <= 3; ++tenant)
+      ASSERT_EQ(index_->evictor().tenant(tenant).items, of_tenants[tenant].size());
+    ASSERT_FALSE(of_tenants.contains(0));
     index_->test_check();
   }
 
   [[nodiscard]] const Index::Counters& counters() const { return index_->counters(); }
   [[nodiscard]] std::size_t restored() const { return restored_; }
+  [[nodiscard]] std::uint64_t refused() const { return refused_ + index_->evictor().tenant(2).refused; }
+  [[nodiscard]] std::uint64_t evicted() const { return evicted_ + index_->evictor().tenant(3).evicted; }
 
  private:
   using ColumnId = std::pair<std::uint64_t, std::uint16_t>;  // stripe, column
@@ -129,6 +139,7 @@ class World {
   struct Put {
     std::string host;
     std::uint32_t generation = 0;
+    std::uint64_t tenant = 0;
     std::vector<wire::PutPage> pages;
     wire::meta_put_opened opened;
     Instant deadline;
@@ -160,13 +171,20 @@ class World {
     const int first = static_cast<int>(rng_.below(chain_pages));
     const int count = 1 + static_cast<int>(rng_.below(static_cast<std::uint64_t>(chain_pages - first)));
     const auto offered = pages_of(chain, first, count);
-    const auto opened = index_->put_open({host->first, host->second}, {Key{}, offered}, now_);
+    const std::uint64_t tenant = 1 + static_cast<std::uint64_t>(chain % 3);
+    const std::uint64_t before = index_->evictor().tenant(tenant).bytes;
+    const auto opened = index_->put_open({host->first, host->second}, {Key{}, offered, tenant}, now_);
+    const std::uint64_t after = index_->evictor().tenant(tenant).bytes;
+    // What came back from the disks may be above the quota; nothing new is.
+    ASSERT_TRUE(tenant == 1 || after <= std::max(before, quota_bytes));
     if (opened.code != 0) return;
+    ASSERT_TRUE(tenant == 1 || after == before || after <= quota_bytes);
     ASSERT_GE(opened.pages, 1);
     ASSERT_LE(opened.pages, geometry_.data_columns);
     Put put;
     put.host = host->first;
     put.generation = host->second;
+    put.tenant = tenant;
     put.pages.assign(offered.begin() + opened.first, offered.begin() + opened.first + opened.pages);
     put.opened = opened;
     put.deadline = now_ + put_ttl;
@@ -201,7 +219,8 @@ class World {
         failed.push_back({column.column, static_cast<std::uint16_t>(Code::no_space)});
         continue;
       }
-      store.disk[{id, column.column}] = {id, column.volume, column.column, 1, Key{}, put.pages, code_of(put)};
+      store.disk[{id, column.column}] = {id,    column.volume, column.column, 1,
+                                         Key{}, put.pages,     code_of(put),  put.tenant};
     }
     if (rng_.chance(0.1)) return;  // the writer is slow or dead
     const auto code = index_->put_commit({put.host, put.generation}, {id, failed, code_of(put)}, now_).code;
@@ -278,7 +297,8 @@ class World {
                                                     1,
                                                     Key{},
                                                     repair.message.pages,
-                                                    repair.message.stripe.code};
+                                                    repair.message.stripe.code,
+                                                    repair.message.tenant};
       answer.written.push_back(column.column);
     }
     index_->repaired(repair.host, answer, now_);
@@ -299,6 +319,12 @@ class World {
     options.repair_after = seconds(40);
     options.repairs.bytes_per_s = 100 << 20;
     options.record_changes = true;
+    options.tenants[2] = {.quota_bytes = quota_bytes, .over = kv::Evictor::OverQuota::refuse};
+    options.tenants[3] = {.quota_bytes = quota_bytes, .over = kv::Evictor::OverQuota::evict_own};
+    if (index_) {
+      refused_ = refused();
+      evicted_ = evicted();
+    }
     index_.emplace(options, now_);
     if (rng_.chance(0.5)) {
       std::size_t refused = 0;  // those that were being adopted
@@ -438,6 +464,8 @@ class World {
   std::map<std::string, Store> stores_;
   std::map<std::uint64_t, StripeRow> catalogue_;
   std::size_t restored_ = 0;
+  std::uint64_t refused_ = 0;  // by directories of before
+  std::uint64_t evicted_ = 0;
   std::map<std::uint64_t, Put> puts_;
   std::vector<Index::Repair> running_;
   std::map<std::uint64_t, Lease> leases_;
@@ -449,6 +477,8 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   const auto [geometry, stores] = GetParam();
   Index::Counters sum;
   std::size_t restored = 0;
+  std::uint64_t refused = 0;
+  std::uint64_t evicted = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE("seed=" + std::to_string(seed));
     World world(seed, *Geometry::parse(geometry), stores);
@@ -459,6 +489,8 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
     if (!testing::Test::HasFailure()) world.finish();
     const Index::Counters& seen = world.counters();
     restored += world.restored();
+    refused += world.refused();
+    evicted += world.evicted();
     sum.puts_committed += seen.puts_committed;
     sum.puts_degraded += seen.puts_degraded;
     sum.puts_no_space += seen.puts_no_space;
@@ -479,7 +511,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   for (const std::uint64_t count :
        {sum.puts_committed, sum.puts_degraded, sum.puts_no_space, sum.stripes_adopted, sum.stripes_incomplete,
         sum.stripes_missing, sum.stripes_lost, sum.columns_duplicate, sum.columns_corrupt,
-        sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded}) {
+        sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded, refused, evicted}) {
     EXPECT_GT(count, 3U);
   }
 }

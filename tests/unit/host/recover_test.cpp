@@ -21,7 +21,7 @@ class RecoverTest : public World {
     if (!opened || opened->slots.empty()) return {};
     const wire::SlotRef slot = opened->slots[0];
     for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
-    say(prefill, by, wire::kv_sealed{slot, parent, keys, test_crcs(keys), 0});
+    say(prefill, by, wire::kv_sealed{slot, parent, keys, test_crcs(keys), 0, 7});
     say(prefill, by, wire::kv_release{});
     return slot;
   }
@@ -203,6 +203,7 @@ TEST_F(RecoverTest, WhatTheStoreDoesNotHaveIsWrittenBackAndNothingElse) {
   ASSERT_TRUE(open);
   ASSERT_EQ(open->pages.size(), 1u);
   EXPECT_EQ(open->pages[0].keys, test_keys(2, 0, 4));
+  EXPECT_EQ(open->tenant, 7u);
   EXPECT_FALSE(heard<wire::meta_put_open>(meta));
 }
 

@@ -40,6 +40,7 @@ class Repaired : public StripeWorld {
     repair.ttl_ms = 9000;
     repair.fingerprint = layout.fingerprint();
     repair.pages = stripes.at(id).pages;
+    repair.tenant = tenant_of(repair.pages.front().keys);
     repair.stripe = planned_stripe(id);
     for (const auto& [column, bytes] : lost) repair.targets.push_back({stores[target].peer.instance, 0, column});
     return repair;

@@ -229,8 +229,14 @@ class StripeWorld {
     const Bytes bytes = page_bytes(keys);
     std::copy(bytes.begin(), bytes.end(), arena.at(arena.slots.at(slot.slot).assigned.offset, bytes.size()).begin());
     const Key parent = first == 0 ? stripe_key(chain, 99999) : stripe_key(chain, first - 1);
-    say(rank, scope, wire::kv_sealed{slot, parent, keys, page_crcs(keys), 0});
+    say(rank, scope, wire::kv_sealed{slot, parent, keys, page_crcs(keys), 0, tenant_of(keys)});
     say(rank, scope, wire::kv_release{});
+  }
+  // Every chain has one.  From block 500 on it is another, as no honest rank says it.
+  static std::uint64_t tenant_of(const std::vector<Key>& keys) {
+    const Key& first = keys.front();
+    return 1 + 2 * get_le<std::uint32_t>(&first.raw[4]) +
+           (get_le<std::uint32_t>(&first.raw[8]) < 500 ? 0 : 1);
   }
   // Throws out every page that nobody holds, by asking for more than there is.
   void evict_all() {
@@ -381,6 +387,7 @@ class StripeWorld {
   void put_open(const wire::Scope& scope, const wire::meta_put_open& open) {
     wire::meta_put_opened opened;
     opened.ttl_ms = 30000;
+    EXPECT_EQ(open.tenant, tenant_of(open.pages.front().keys));
     std::size_t first = 0;
     const auto known = [&](const wire::PutPage& page) {
       return std::all_of(page.keys.begin(), page.keys.end(), [&](const Key& key) { return find(key).has_value(); });
@@ -559,6 +566,7 @@ class StripeWorld {
     return arena.at(slot->second.assigned.offset, slot->second.assigned.bytes);
   }
   Code put(Store& store, const wire::kv_put& put) {
+    EXPECT_EQ(put.tenant, tenant_of(put.pages.front().keys));
     if (rng.chance(fails)) return Code::io;
     if (rng.chance(no_space)) return Code::no_space;
     const MutableByteView slot = slot_bytes(store, put.slot, put.transfer, transfer::Access::read);

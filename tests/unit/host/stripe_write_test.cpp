@@ -48,6 +48,19 @@ void verify_columns(const StripeWorld& world, std::uint64_t id) {
   }
 }
 
+TEST(StripeWrite, AStripeIsOfOneTenant) {
+  StripeWorld world(stripe_setup(4, 2));
+  learn_geometry(world);
+  lose_meta(world);
+  for (std::uint32_t first = 492; first < 508; first += 4) world.write(1, first, 4);
+  meta_back(world);
+  world.settle();
+  ASSERT_EQ(world.opens.size(), 2u);
+  for (const wire::meta_put_open& open : world.opens) EXPECT_EQ(open.pages.size(), 2u);
+  EXPECT_NE(world.opens[0].tenant, world.opens[1].tenant);
+  EXPECT_TRUE(world.idle());
+}
+
 TEST(StripeWrite, APageAloneIsCutIntoParts) {
   for (const std::uint32_t remote : {0u, 6u}) {
     StripeWorld world(stripe_setup(4, 2, remote));

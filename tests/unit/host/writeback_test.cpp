@@ -18,14 +18,33 @@ class WritebackTest : public World {
     const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots[0];
     for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
     const Key parent = first == 0 ? test_key(chain, 9999) : test_key(chain, first - 1);
-    say(prefill, mine, wire::kv_sealed{slot, parent, keys, test_crcs(keys), reuse});
+    say(prefill, mine, wire::kv_sealed{slot, parent, keys, test_crcs(keys), reuse, tenant});
     say(prefill, mine, wire::kv_release{});
     return slot;
   }
   wire::meta_put_opened granted(std::uint64_t stripe) const {
     return {0, stripe, 1, 0, {{store.instance, 3, 0}}, 30000, 0, 1};
   }
+
+  std::uint64_t tenant = 7;  // of the next page
 };
+
+// The page stays in the arena and is not offered again; a next owner of the arena may.
+TEST_F(WritebackTest, APageOfATenantOverItsQuotaIsNotWritten) {
+  const wire::SlotRef slot = page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  wire::meta_put_opened refused;
+  refused.code = static_cast<std::uint16_t>(Code::over_quota);
+  say(meta, asked, refused);
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(core->writeback().counters().dropped_quota, 1u);
+  EXPECT_EQ(core->writeback().counters().dropped_failed, 0u);
+  advance(seconds(60));
+  EXPECT_FALSE(heard<wire::meta_put_open>(meta));
+  EXPECT_TRUE(core->pages().has(test_key(1, 0)));
+  EXPECT_FALSE(arena.slots.at(slot.slot).record->stored);
+}
 
 TEST_F(WritebackTest, APageIsWrittenAndPublished) {
   const wire::SlotRef slot = page(1);
@@ -37,6 +56,7 @@ TEST_F(WritebackTest, APageIsWrittenAndPublished) {
   EXPECT_EQ(open->pages[0].keys, test_keys(1, 0, 4));
   EXPECT_EQ(open->pages[0].parent, test_key(1, 9999));
   EXPECT_EQ(open->pages[0].bytes, layout.page_bytes(4));
+  EXPECT_EQ(open->tenant, 7u);
   EXPECT_EQ(gauge("pending_writebacks"), 1u);
   say(meta, asked, granted(50));
   const auto put = heard<wire::kv_put>(store);
@@ -45,6 +65,7 @@ TEST_F(WritebackTest, APageIsWrittenAndPublished) {
   EXPECT_EQ(put->volume, 3);
   EXPECT_EQ(put->slot.slot, slot.slot);
   EXPECT_EQ(put->pages, open->pages);
+  EXPECT_EQ(put->tenant, 7u);
   // Pinned while it is written: not evictable.
   EXPECT_GT(gauge("used_bytes"), 0u);
   say(store, {}, wire::kv_put_done{50, 0, 0});

@@ -58,6 +58,7 @@ struct ArenaRecoveryTest : testing::Test {
   PageRecord record_of(std::uint64_t number, std::uint32_t blocks, ByteView page) const {
     PageRecord record;
     record.number = number;
+    record.tenant = number * 0x100000001ULL;
     record.parent = key_of(number, 1000);
     for (std::uint32_t block = 0; block < blocks; ++block) record.keys.push_back(key_of(number, block));
     for (std::uint32_t group = 0; group < layout.groups(); ++group) {

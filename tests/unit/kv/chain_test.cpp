@@ -63,6 +63,14 @@ TEST(Chain, golden_vectors) {
   EXPECT_EQ(vectors, 6);
 }
 
+// On every disk: these numbers hold for good.
+TEST(Chain, a_tenant_has_one_number) {
+  EXPECT_EQ(tenant_number("default"), 0xb1de19c07c54d2d5U);
+  EXPECT_EQ(tenant_number("lab"), 0xea44fe8c066796c1U);
+  EXPECT_EQ(tenant_number(""), 0x1424c689eb6d5eadU);
+  static_assert(tenant_nobody == 0);
+}
+
 // Everything a key depends on, in one place; each test changes one ingredient.
 struct Ingredients {
   std::string secret = "secret";

@@ -17,6 +17,7 @@ class DecodeTest : public CoreTest<DecodeCore> {
     ask.keys = kv::chain_keys(Key{}, ask.tokens, 4);
     ask.first_index = first_index;
     ask.sampling.max_tokens = max_tokens;
+    ask.tenant = test_tenant;
     return ask;
   }
   // Seated: the answer to the router was heard.
@@ -142,6 +143,7 @@ TEST_F(DecodeTest, ASeatIsFilledRunsAndEnds) {
   tokens.insert(tokens.end(), {42, 51});
   EXPECT_EQ(sealed->keys, std::vector<Key>{kv::chain_keys(Key{}, tokens, 4).back()});
   EXPECT_EQ(sealed->parent, kv::chain_keys(Key{}, tokens, 4)[3]);
+  EXPECT_EQ(sealed->tenant, test_tenant);
   const auto ended = heard<wire::request_done>();
   ASSERT_TRUE(ended);
   EXPECT_EQ(ended->code, 0);

@@ -16,6 +16,7 @@ namespace di::rank {
 
 inline const std::string router = "di-router.0";
 inline const std::string kvd = "di-kvd.host0";
+constexpr std::uint64_t test_tenant = 7;
 constexpr std::uint32_t router_generation = 3;
 constexpr std::uint32_t kvd_generation = 5;
 

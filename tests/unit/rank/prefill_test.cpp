@@ -17,6 +17,7 @@ class PrefillTest : public CoreTest<PrefillCore> {
     bind.hit_blocks = hit_blocks;
     bind.sampling.max_tokens = 20;
     bind.cost_us = 100;
+    bind.tenant = test_tenant;
     return bind;
   }
   // Answers the newest kv_open; slots are numbered from `first`.
@@ -113,6 +114,7 @@ TEST_F(PrefillTest, AColdRequestIsComputedSealedAndHandedOver) {
   ASSERT_TRUE(page);
   EXPECT_EQ(page->keys.size(), 4U);
   EXPECT_EQ(page->crcs, (std::vector<std::uint32_t>{1, 2, 3, 4}));
+  EXPECT_EQ(page->tenant, test_tenant);
   EXPECT_TRUE(heard<wire::kv_sealed>()->keys.empty());
   EXPECT_EQ(gauge("pool_blocks"), 0U);  // the room is free before the hand-over
   from_router(one, target_of(6));

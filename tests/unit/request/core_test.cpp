@@ -115,6 +115,7 @@ class RouterTest : public ::testing::Test {
     for (std::uint32_t i = 0; i < tokens; ++i) request.prompt.push_back(i);
     request.keys = kv::chain_keys(Key{}, request.prompt, 4);
     request.sampling.max_tokens = max_tokens;
+    request.tenant = 7;
     const RequestId id = request.id;
     EXPECT_TRUE(core->submit(std::move(request), now).ok());
     listen();
@@ -196,9 +197,11 @@ TEST_F(RouterTest, ARequestGoesFromMatchToItsLastToken) {
   ASSERT_TRUE(bind);
   EXPECT_EQ(bind->hit_blocks, 3U);
   EXPECT_EQ(bind->bind, 1U);
+  EXPECT_EQ(bind->tenant, 7U);
   const auto ask = heard<wire::decode_seat>(decode0);
   ASSERT_TRUE(ask);
   EXPECT_EQ(ask->tokens.size(), 18U);
+  EXPECT_EQ(ask->tenant, 7U);
   say(decode0, scope(id), wire::seat_granted{5, kvd});
   const auto target = heard<wire::prefill_target>(prefill0);
   ASSERT_TRUE(target);

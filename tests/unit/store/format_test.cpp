@@ -72,6 +72,7 @@ TEST(Format, records_come_back_and_every_changed_byte_is_refused) {
 SlotHeader header_of(Shard shard) {
   SlotHeader header;
   header.shard = std::move(shard);
+  header.shard.tenant = 0x8877665544332211;
   header.volume[1] = std::byte{3};
   header.offset = 4096 * 1000;
   header.sequence = 31;

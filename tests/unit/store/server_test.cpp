@@ -215,6 +215,7 @@ struct ServerTest : testing::Test {
     put.pages = {page_of(layout, stripe, blocks)};
     put.code.data_columns = 1;
     put.slot = ref;
+    put.tenant = 1000 + stripe;
     return put;
   }
   // Pages in sealed slots and parity in scratch slots, as a host has them before it puts a stripe.
@@ -754,6 +755,7 @@ TEST_F(ServerTest, inventory_tells_what_is_there_and_frees_what_nobody_knows) {
   for (std::uint64_t i = 0; i < 3; ++i) {
     EXPECT_EQ(part.shards[i].stripe, i + 1);
     EXPECT_EQ(part.shards[i].fingerprint, layout.fingerprint());
+    EXPECT_EQ(part.shards[i].tenant, 1001 + i);
     EXPECT_EQ(part.shards[i].pages, std::vector<wire::PutPage>{page_of(layout, i + 1, 2)});
   }
   EXPECT_TRUE(server->inventory_running());

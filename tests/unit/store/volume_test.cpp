@@ -575,7 +575,9 @@ TEST(Volume, golden_image) {
       payload[at] = static_cast<std::byte>(group + 1);
       page.crcs[group] = crc32c(ByteView(payload).subspan(at, shelf.layout.segment_bytes(group, 1)));
     }
-    const auto put = shelf.volume->put_begin(*shard_make(shelf.layout, stripe, 0, {page}, {1, 0, {}}));
+    Shard shard = *shard_make(shelf.layout, stripe, 0, {page}, {1, 0, {}});
+    shard.tenant = 0xb1de19c07c54d2d5;
+    const auto put = shelf.volume->put_begin(shard);
     ASSERT_TRUE(put.ok()) << put.error().message;
     const PutOutcome outcome = put_run(
         shelf.disk, *put,
