@@ -36,6 +36,7 @@ constexpr Command table[] = {
     {"show kv", "[pages|holders]", Scope::each, "what the cache holds, by place; -a: every figure", "", kv_columns},
     {"show volumes", "", Scope::each, "the volumes of the stores"},
     {"show missratio", "", Scope::each, "what share of blocks a cache of other sizes would miss", "di-meta"},
+    {"show tenants", "", Scope::each, "what each tenant has in the store, and its quota", "di-meta"},
     {"show config", "", Scope::each, "parameters and their values"},
     {"show metrics", "", Scope::each, "every counter, gauge and histogram"},
     {"show gauges", "", Scope::each, "things acquired and not yet given back"},

@@ -1,6 +1,9 @@
 #include "ctl.h"
 
+#include <array>
 #include <charconv>
+#include <cinttypes>
+#include <cstdio>
 
 namespace di::meta {
 
@@ -116,6 +119,24 @@ void show_missratio(const Service& service, daemon::Reply& reply) {
   reply.end();
 }
 
+void show_tenants(const Service& service, daemon::Reply& reply) {
+  for (const kv::Evictor::TenantRow& tenant : service.index().evictor().tenants()) {
+    const auto name = service.tenant_names().find(tenant.tenant);
+    if (name == service.tenant_names().end() && tenant.items == 0) continue;
+    std::array<char, 17> number{};
+    std::snprintf(number.data(), number.size(), "%016" PRIx64, tenant.tenant);
+    daemon::Row row;
+    row.text("tenant", name == service.tenant_names().end() ? number.data() : name->second)
+        .number("bytes", tenant.bytes)
+        .number("stripes", tenant.items)
+        .number("quota_bytes", tenant.quota_bytes)
+        .number("refused", tenant.refused)
+        .number("evicted", tenant.evicted);
+    reply.row(row);
+  }
+  reply.end();
+}
+
 // What a store that is being emptied still holds.
 void show_drain(const Service& service, const std::string& store, daemon::Reply& reply) {
   for (const directory::Index::Place& place : service.index().places()) {
@@ -225,6 +246,10 @@ bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply)
   }
   if (words == std::vector<std::string>{"show", "missratio"}) {
     show_missratio(service_, reply);
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "tenants"}) {
+    show_tenants(service_, reply);
     return true;
   }
   if (words.size() >= 2 && words[0] == "kv") return steer(words, reply);

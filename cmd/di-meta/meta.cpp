@@ -2,12 +2,43 @@
 
 #include <chrono>
 
+#include "kv/chain.h"
+
 namespace di::meta {
 
 namespace {
 
 // The directory's step is due again and again; a batch of stripes is written within SQLite's five seconds.
 constexpr Duration loop_late_after = seconds(60);
+
+// Each has rows in the metrics.
+constexpr std::size_t tenants_max = 1024;
+
+void tenant_params(config::Params& params, TenantConfig& tenant) {
+  params.string("name", tenant.name,
+                {.required = true,
+                 .check = [](const std::string& name) -> Status {
+                   if (name.empty()) return Error{Code::invalid, 0, "a tenant has a name"};
+                   return {};
+                 },
+                 .help = "as in auth.keys of di-router"});
+  params.size("quota", tenant.quota_bytes,
+              {.help = "what the tenant's stripes may take on the stores, parity included; 0B: no quota"});
+  using Over = kv::Evictor::OverQuota;
+  params.choice<Over>("over", tenant.over, {{Over::refuse, "refuse"}, {Over::evict_own, "evict_own"}},
+                      {.def = Over::refuse,
+                       .help = "what is above the quota is not written, or the tenant's oldest goes for it"});
+  params.duration("ttl", tenant.ttl,
+                  {.help = "instead of kv.ttl; 0s together with ttl_cap 0s: kv.ttl and kv.ttl_cap"});
+  params.duration("ttl_cap", tenant.ttl_cap, {.help = "instead of kv.ttl_cap; with ttl given, 0s: never"});
+}
+
+kv::Evictor::TenantRule rule_of(const TenantConfig& tenant) {
+  kv::Evictor::TenantRule rule{.quota_bytes = tenant.quota_bytes, .over = tenant.over};
+  if (tenant.ttl > Duration(0) || tenant.ttl_cap > Duration(0))
+    rule.life = kv::Evictor::Life{tenant.ttl, tenant.ttl_cap};
+  return rule;
+}
 
 }  // namespace
 
@@ -30,6 +61,10 @@ void params(config::Params& params, Config& config) {
       {.help = "a stored page that no request used for so long is dropped; 0s: when room is needed"});
   params.duration("kv.ttl_cap", config.kv_ttl_cap,
                   {.help = "a stored page is dropped so long after it was written, whatever its use; 0s: never"});
+  params.tables("kv.tenants", config.tenants, tenant_params,
+                {.max = tenants_max,
+                 .unique = "name",
+                 .help = "tenants with a quota or a life of their own in the store"});
   params.string("store.geometry", config.geometry,
                 {.def = "1+0",
                  .check = [](const std::string& text) -> Status {
@@ -76,6 +111,13 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   Service::Options options;
   options.index.blocks_max = config_.blocks_max;
   options.index.stripe_life = {config_.kv_ttl, config_.kv_ttl_cap};
+  for (const TenantConfig& tenant : config_.tenants) {
+    const std::uint64_t number = kv::tenant_number(tenant.name);
+    options.tenant_names.emplace(number, tenant.name);
+    options.index.tenants.emplace(number, rule_of(tenant));
+  }
+  if (options.tenant_names.size() != config_.tenants.size())
+    return Error{Code::invalid, 0, "kv.tenants: two names have one number"};
   auto geometry = directory::Geometry::parse(config_.geometry);
   if (!geometry) return geometry.error();
   options.index.placement = {*geometry, config_.lab, config_.slow_start};
@@ -94,6 +136,7 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   DI_TRY(service_->start(std::move(self)));
   control_ = std::make_unique<Control>(daemon.loop(), *service_);
   register_metrics(daemon.metrics());
+  register_tenants(daemon.metrics());
   daemon.ready();
   return {};
 }
@@ -152,6 +195,7 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_puts_total", puts, c.puts_aborted, {{"outcome", "aborted"}});
   counter("di_meta_puts_total", puts, c.puts_lapsed, {{"outcome", "lapsed"}});
   counter("di_meta_puts_total", puts, c.puts_no_space, {{"outcome", "no_space"}});
+  counter("di_meta_puts_total", puts, c.puts_over_quota, {{"outcome", "over_quota"}});
   const std::string_view stripes = "What happened to stripes of the store";
   counter("di_meta_stripes_total", stripes, c.stripes_adopted, {{"event", "adopted"}});
   counter("di_meta_stripes_total", stripes, c.stripes_missing, {{"event", "missing"}});
@@ -178,6 +222,8 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_arena_deltas_total", "Arena reports taken", a.deltas);
   counter("di_meta_arena_gaps_total", "Gaps in arena reports", a.gaps);
   counter("di_meta_arena_refused_total", "Arena pages malformed or above the bound", a.refused);
+  counter("di_meta_tenants_full_total", "Stripes that count as nobody's because too many tenants have some",
+          c.tenants_full);
   counter("di_meta_blocks_refused_total", "Places of blocks above meta.blocks_max", c.blocks_refused);
   const Service::Counters& s = service_->counters();
   counter("di_meta_registrations_total", "Registrations taken", s.registrations);
@@ -215,6 +261,29 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
                     [&index] { return static_cast<std::int64_t>(index.repair_queue().running()); });
   metrics.held_from("leases", [&index] { return static_cast<std::int64_t>(index.leases()); });
   metrics.held_from("open_puts", [&index] { return static_cast<std::int64_t>(index.open_puts()); });
+}
+
+void Meta::register_tenants(daemon::Metrics& metrics) {
+  const kv::Evictor& evictor = service_->index().evictor();
+  for (const auto& [number, name] : service_->tenant_names()) {
+    const auto row = [&evictor, number] { return evictor.tenant(number); };
+    const daemon::Metrics::Labels labels{{"tenant", name}};
+    metrics.gauge_from(
+        "di_meta_tenant_bytes", "What the tenant's stripes take on the stores",
+        [row] { return static_cast<std::int64_t>(row().bytes); }, labels);
+    metrics.gauge_from(
+        "di_meta_tenant_quota_bytes", "What they may take; 0: no quota",
+        [row] { return static_cast<std::int64_t>(row().quota_bytes); }, labels);
+    metrics.gauge_from(
+        "di_meta_tenant_stripes", "Stripes of the tenant, with those that are being written",
+        [row] { return static_cast<std::int64_t>(row().items); }, labels);
+    metrics.counter_from(
+        "di_meta_tenant_puts_refused_total", "Stripes not written because the tenant is over its quota",
+        [row] { return row().refused; }, labels);
+    metrics.counter_from(
+        "di_meta_tenant_stripes_evicted_total", "Stripes of the tenant that went for newer ones of its own",
+        [row] { return row().evicted; }, labels);
+  }
 }
 
 }  // namespace di::meta

@@ -14,12 +14,21 @@
 
 namespace di::meta {
 
+struct TenantConfig {
+  std::string name;
+  std::uint64_t quota_bytes = 0;
+  kv::Evictor::OverQuota over = kv::Evictor::OverQuota::refuse;
+  Duration ttl{0};
+  Duration ttl_cap{0};
+};
+
 struct Config {
   daemon::CommonConfig common;
   std::string catalogue;
   std::uint32_t blocks_max = 0;
   Duration kv_ttl{0};
   Duration kv_ttl_cap{0};
+  std::vector<TenantConfig> tenants;
   std::string geometry;
   bool lab = false;
   directory::RepairPolicy repair = directory::RepairPolicy::all;
@@ -41,6 +50,7 @@ class Meta final : public daemon::ProgramOf<Config> {
 
  private:
   void register_metrics(daemon::Metrics& metrics);
+  void register_tenants(daemon::Metrics& metrics);
 
   Config config_;
   std::unique_ptr<directory::Catalogue> catalogue_;

@@ -21,6 +21,8 @@ constexpr Duration tick_every = seconds(1);
 constexpr Duration beat_every = seconds(1);
 // The directory's step comes in the turn after it is due.
 constexpr Duration step_slack = seconds(1);
+// A tenant that is over its quota has a line so often.
+constexpr Duration quota_line_every = seconds(10);
 // An answer that a fault point delays: longer than a host waits for a plan (1 s).
 constexpr Duration fault_delay = milliseconds(1500);
 
@@ -64,6 +66,7 @@ Service::Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue
       catalogue_(catalogue),
       membership_(std::move(rows), catalogue.run()),
       index_(options.index, loop.monotonic_now()),
+      tenant_names_(std::move(options.tenant_names)),
       tick_(loop, loop::TimerKind::liveness, "members", [this] { tick(); }),
       due_(loop, loop::TimerKind::liveness, "directory", [this] { step_index(); }),
       beat_(loop, loop::TimerKind::product, "beat", [this] { beat(); }),
@@ -124,6 +127,22 @@ void Service::log_shortage() {
     log_info("meta", "enough store nodes", {{"nodes", index_.placements().nodes()}});
   } else {
     log_warn("meta", "too few store nodes", {{"geometry", shortage_}});
+  }
+}
+
+void Service::log_over_quota() {
+  const Instant now = loop_.monotonic_now();
+  for (const auto& [number, name] : tenant_names_) {
+    const kv::Evictor::TenantRow row = index_.evictor().tenant(number);
+    ToldOfTenant& told = told_[number];
+    if ((row.refused == told.refused && row.evicted == told.evicted) || told.again > now) continue;
+    log_warn("meta", "tenant over its quota",
+             {{"tenant", name},
+              {"refused_stripes", row.refused - told.refused},
+              {"evicted_stripes", row.evicted - told.evicted},
+              {"bytes", row.bytes},
+              {"quota_bytes", row.quota_bytes}});
+    told = {row.refused, row.evicted, now + quota_line_every};
   }
 }
 
@@ -362,6 +381,7 @@ void Service::tick() {
   for (const net::Member* peer : endpoint_.peers_up()) membership_.heard(peer->id, peer->generation, now);
   apply(membership_.step(now));
   log_shortage();
+  log_over_quota();
   std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
 }
 

@@ -12,8 +12,10 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "daemon/faults.h"
@@ -33,6 +35,7 @@ class Service {
     // Called once a second (product time) while the loop has nothing to do or has moved since.
     std::function<void()> directory_beat{};
     std::function<void()> catalogue_beat{};
+    std::map<std::uint64_t, std::string> tenant_names{};  // those of the configuration, by number
   };
   struct Counters {
     std::uint64_t registrations = 0;
@@ -63,6 +66,7 @@ class Service {
   [[nodiscard]] const directory::Index& index() const { return index_; }
   [[nodiscard]] const Persister& persister() const { return *persister_; }
   [[nodiscard]] const directory::Membership& membership() const { return membership_; }
+  [[nodiscard]] const std::map<std::uint64_t, std::string>& tenant_names() const { return tenant_names_; }
   [[nodiscard]] bool connected(std::uint32_t id) const { return endpoint_.up(id); }
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
@@ -84,6 +88,7 @@ class Service {
   void step_index();
   void rearm();
   void log_shortage();
+  void log_over_quota();
   [[nodiscard]] std::optional<directory::Holder> holder(const net::Incoming& in) const;
   template <class M>
   void answer(const net::Incoming& in, const M& message) {
@@ -101,6 +106,14 @@ class Service {
   std::unique_ptr<Persister> persister_;
   Counters counters_;
   std::string shortage_;  // of nodes, as it was logged last
+  std::map<std::uint64_t, std::string> tenant_names_;
+  // Of a configured tenant: what the log has heard of, and when.
+  struct ToldOfTenant {
+    std::uint64_t refused = 0;
+    std::uint64_t evicted = 0;
+    Instant again;
+  };
+  std::map<std::uint64_t, ToldOfTenant> told_;
   bool publish_pending_ = false;
   loop::Timer tick_;
   loop::Timer due_;

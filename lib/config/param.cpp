@@ -434,8 +434,8 @@ void Params::add_choice(std::string_view path, std::vector<std::string> words, s
 void Params::add_tables(std::string_view path, const TablesOptions& options, std::function<void()> clear,
                         std::function<Params()> append, std::function<std::vector<Params>()> each) {
   DI_ASSERT(find(path) == nullptr && find_tables(path) == nullptr);
-  tables_.push_back({std::string(path), options.max, options.reloadable, std::string(options.help),
-                     std::move(clear), std::move(append), std::move(each)});
+  tables_.push_back({std::string(path), options.max, options.reloadable, std::string(options.unique),
+                     std::string(options.help), std::move(clear), std::move(append), std::move(each)});
 }
 
 }  // namespace di::config

@@ -120,6 +120,7 @@ struct ChoiceOptions {
 struct TablesOptions {
   std::size_t max = 1024;
   bool reloadable = false;
+  std::string_view unique = {};  // row of which no two elements give the same value
   std::string_view help = {};
 };
 
@@ -151,6 +152,7 @@ struct Tables {
   std::string path;
   std::size_t max = 0;
   bool reloadable = false;
+  std::string unique;
   std::string help;
   std::function<void()> clear;
   std::function<Params()> append;             // rows bound to a new element

@@ -1,6 +1,7 @@
 #include "config/toml.h"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -83,6 +84,7 @@ class Reader {
       return;
     }
     tables.clear();
+    std::set<std::string> given;
     for (std::size_t i = 0; i < elements->size(); ++i) {
       const toml::table& element = *elements->get(i)->as_table();
       if (i >= tables.max) {
@@ -94,6 +96,10 @@ class Reader {
       for (const Row& row : rows.rows()) {
         if (row.required && !row.given) {
           problem(element.source(), tables.path + ": missing key '" + row.path + "'");
+        }
+        if (row.given && row.path == tables.unique && !given.insert(row.print()).second) {
+          problem(element.get(row.path)->source(),
+                  tables.path + ": " + row.path + ": " + row.print() + " is given twice");
         }
       }
     }

@@ -56,7 +56,7 @@ inline void bind_sample(Params& p, Sample& s) {
                    {{Colour::red, "red"}, {Colour::green, "green"}, {Colour::blue, "blue"}},
                    {.def = Colour::green, .help = "a word"});
   p.list("tags", s.tags, {.def = {"a", "b"}, .help = "words"});
-  p.tables("auth.keys", s.keys, bind_key, {.max = 3, .help = "who may call"});
+  p.tables("auth.keys", s.keys, bind_key, {.max = 3, .unique = "key", .help = "who may call"});
 }
 
 }  // namespace di::config

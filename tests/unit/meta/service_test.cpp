@@ -31,6 +31,8 @@ struct Directory {
     options.index.repairs.bytes_per_s = 1 << 30;
     options.directory_beat = [this] { ++directory_beats; };
     options.catalogue_beat = [this] { ++catalogue_beats; };
+    options.index.tenants[7] = {.quota_bytes = 8192};
+    options.tenant_names[7] = "lab";
     auto made = Service::create(loop, endpoint, *catalogue, options);
     EXPECT_TRUE(made);
     service = *std::move(made);
@@ -226,6 +228,28 @@ TEST_F(ServiceTest, PutMatchPlanAndFree) {
   EXPECT_TRUE(until([&] { return !store->freed.empty(); }));
   EXPECT_EQ(store->freed, (std::vector<std::uint64_t>{host->opened->stripe}));
   EXPECT_EQ(directory->service->index().leases(), 0U);
+}
+
+TEST_F(ServiceTest, APutAboveItsTenantsQuotaIsAnsweredSo) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}, 7});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  ASSERT_EQ(host->opened->code, 0);
+  host->opened.reset();
+  wire::PutPage next{keys(4).back(), {keys(6)[4], keys(6)[5]}, {1}, 8192};
+  host->ask(wire::meta_put_open{Key{}, {next}, 7});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  EXPECT_EQ(host->opened->code, static_cast<std::uint16_t>(Code::over_quota));
+  host->opened.reset();
+  host->ask(wire::meta_put_open{Key{}, {next}, 8});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  EXPECT_EQ(host->opened->code, 0);
+  const kv::Evictor::TenantRow lab = directory->service->index().evictor().tenant(7);
+  EXPECT_EQ(lab.refused, 1U);
+  EXPECT_EQ(lab.bytes, 4096U);
 }
 
 TEST_F(ServiceTest, LossFreesWhatTheHolderHad) {
