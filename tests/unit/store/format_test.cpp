@@ -187,8 +187,8 @@ TEST(Format, slot_header_with_senseless_counts_is_refused) {
   EXPECT_TRUE(refused(72, 1));   // column 1 of one page
   EXPECT_TRUE(refused(72, 11));
   EXPECT_TRUE(refused(72, 0xffffffff));
-  EXPECT_TRUE(refused(152, 0));  // blocks of page 0
-  EXPECT_TRUE(refused(152, 0x7fffffff));
+  EXPECT_TRUE(refused(slot_header_fixed_bytes, 0));  // blocks of page 0
+  EXPECT_TRUE(refused(slot_header_fixed_bytes, 0x7fffffff));
   EXPECT_TRUE(refused(112, 0));  // bytes of segment 0
   EXPECT_TRUE(refused(112, 0xfffff000));
   EXPECT_TRUE(refused(112, 4097));
