@@ -763,6 +763,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_repairs_failed_total", "Repairs that came to nothing, or not to all", repair.failed);
   counter("di_kv_repaired_columns_total", "Columns written by repairs", repair.columns);
   counter("di_kv_repaired_bytes_total", "Their bytes", repair.bytes);
+  counter("di_kv_repair_copies_total", "Of them, columns that were copied and not made out of others",
+          repair.copied);
   counter("di_kv_prefetches_total", "Hints from routers", fetch.prefetches);
   counter("di_kv_prefetched_blocks_total", "Blocks read because of a hint", fetch.prefetched_blocks);
   const host::PageCounters& pages = core_->pages().counters();

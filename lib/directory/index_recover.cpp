@@ -308,8 +308,8 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
   }
   RepairQueue::Running running;
   std::uint64_t bytes = 0;
-  // A host makes at most as many columns at a time as parity makes up for; on stores that leave there may be
-  // more, and those have their turn.  Without parity a column on a store that leaves is not made elsewhere.
+  // A host makes at most as many columns at a time as parity makes up for; on stores that leave, from where
+  // they are copied, there may be more, and those have their turn.
   const std::size_t aims_max = std::max<std::size_t>(stripe.form().parity_columns, 1);
   for (const std::uint16_t column : lost) {
     if (running.aims.size() == aims_max) break;

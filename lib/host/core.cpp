@@ -21,7 +21,7 @@ Core::Core(const Options& options, ArenaPort& port, DataPort& data)
       hedge_(options.hedge),
       rebuilds_(options.rebuild, pages_, port, *this, reads_, leases_, hedge_),
       fetches_(options.fetch, pages_, entries_, port, *this, reads_, rebuilds_, leases_, hedge_, numbers_, out_),
-      repairs_(options.repair, pages_, data, *this, rebuilds_, leases_, numbers_, out_),
+      repairs_(options.repair, pages_, port, data, *this, reads_, rebuilds_, leases_, numbers_, out_),
       writeback_(options.writeback, pages_, port, data, *this, numbers_, out_),
       pushes_(options.push, pages_, data, numbers_),
       serves_(options.serve, pages_, pushes_, out_),
@@ -500,10 +500,16 @@ void Core::settle_reads(const Now& now) {
     moved = false;
     for (const Reads::Progress& progress : reads_.take_progress()) {
       moved = true;
-      if (progress.purpose == Reads::For::page) {
-        fetches_.read_progress(progress, now);
-      } else {
-        rebuilds_.read_progress(progress);
+      switch (progress.purpose) {
+        case Reads::For::page:
+          fetches_.read_progress(progress, now);
+          break;
+        case Reads::For::rebuild:
+          rebuilds_.read_progress(progress);
+          break;
+        case Reads::For::repair:
+          repairs_.read_progress(progress);
+          break;
       }
     }
     moved = rebuilds_.pump() || moved;
@@ -695,7 +701,7 @@ Status Core::check() const {
   std::map<std::uint64_t, std::size_t> leases;
   DI_TRY(fetches_.check(pins, reads));
   DI_TRY(rebuilds_.check(pins, scratch, reads, leases));
-  DI_TRY(repairs_.check(scratch, leases));
+  DI_TRY(repairs_.check(scratch, reads, leases));
   DI_TRY(reads_.check(reads, leases));
   DI_TRY(leases_.check(leases));
   DI_TRY(writeback_.check(pins, scratch));

@@ -56,7 +56,7 @@ class Reads {
     Duration read_wait = seconds(10);   // silence of a source
   };
   // Who wants it.
-  enum class For : std::uint8_t { page, rebuild };
+  enum class For : std::uint8_t { page, rebuild, repair };
   struct Want {
     For purpose = For::page;
     Peer source;

@@ -4,12 +4,14 @@
 
 namespace di::host {
 
-Repairs::Repairs(const Limits& limits, Pages& pages, DataPort& data, const Peers& peers, Rebuilds& rebuilds,
-                 Leases& leases, Numbers& numbers, Outbox& out)
+Repairs::Repairs(const Limits& limits, Pages& pages, ArenaPort& port, DataPort& data, const Peers& peers,
+                 Reads& reads, Rebuilds& rebuilds, Leases& leases, Numbers& numbers, Outbox& out)
     : limits_(limits),
       pages_(pages),
+      port_(port),
       data_(data),
       peers_(peers),
+      reads_(reads),
       rebuilds_(rebuilds),
       leases_(leases),
       numbers_(numbers),
@@ -20,6 +22,13 @@ void Repairs::answer(const wire::Scope& scope, std::uint64_t stripe, Code code, 
   if (!meta) return;
   out_.push_back(wire::Envelope::make(meta->instance, meta->generation, {scope.request, scope.attempt, 0, 0},
                                       wire::meta_repaired{stripe, static_cast<std::uint16_t>(code), std::move(written)}));
+}
+
+const wire::Column* Repairs::source_of(const StripePlan& plan, std::uint16_t column) const {
+  for (const wire::Column& known : plan.columns) {
+    if (known.column == column && peers_.store_up(known.instance)) return &known;
+  }
+  return nullptr;
 }
 
 void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, const Now& now) {
@@ -37,10 +46,7 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   Result<std::shared_ptr<StripePlan>> plan = StripePlan::of(pages_.layout(), message.stripe);
   if (!plan) return refuse(Code::invalid);
   const kv::StripeShape& shape = (*plan)->shape;
-  if (message.pages.size() != shape.pages() || message.targets.empty() ||
-      message.targets.size() > shape.parity_columns()) {
-    return refuse(Code::invalid);
-  }
+  if (message.pages.size() != shape.pages() || message.targets.empty()) return refuse(Code::invalid);
   for (std::uint32_t page = 0; page < shape.pages(); ++page) {
     const wire::PutPage& described = message.pages[page];
     if (described.keys.size() != shape.page_blocks(page)) return refuse(Code::invalid);
@@ -54,17 +60,18 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
     target.instance = column.instance;
     target.volume = column.volume;
   }
+  std::uint32_t to_make = 0;
+  for (const auto& [number, target] : repair.targets) to_make += source_of(**plan, number) == nullptr ? 1 : 0;
+  // Asked for what no code gives, or what it was to be copied from has just gone.
+  if (to_make > shape.parity_columns()) return refuse(Code::unreachable);
   for (const auto& [number, target] : repair.targets) {
     blocks.push_back(shape.is_parity(number) ? shape.parity_slot_blocks() : shape.page_blocks(shape.page_of(number)));
   }
   Result<std::vector<std::uint32_t>> slots = pages_.take(blocks, PageState::scratch);
   if (!slots) return refuse(Code::busy);
   repair.scratch = *std::move(slots);
-  std::vector<std::pair<std::uint16_t, std::uint32_t>> columns;
-  for (auto& [number, target] : repair.targets) {
-    target.slot = repair.scratch[columns.size()];
-    columns.emplace_back(number, target.slot);
-  }
+  std::size_t at = 0;
+  for (auto& [column, target] : repair.targets) target.slot = repair.scratch[at++];
   repair.scope = scope;
   repair.lease = message.lease;
   repair.stripe = stripe;
@@ -74,14 +81,87 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   repair.deadline = now.liveness + limits_.repair_wait;
   ++counters_.repairs;
   const std::uint64_t number = next_++;
-  const Repair& begun = repairs_.emplace(number, std::move(repair)).first->second;
+  const Found found = repairs_.emplace(number, std::move(repair)).first;
+  Repair& begun = found->second;
   by_stripe_.emplace(stripe, number);
-  rebuilds_.repair(number, begun.plan, columns, 2, begun.lease);
+  for (auto& [column, target] : begun.targets) {
+    const wire::Column* source = source_of(*begun.plan, column);
+    if (source == nullptr) continue;
+    Reads::Want want;
+    want.purpose = Reads::For::repair;
+    want.source = *peers_.store_up(source->instance);
+    want.lease = begun.lease;
+    want.message.stripe = stripe;
+    want.message.volume = source->volume;
+    want.message.column = column;
+    want.message.page_blocks = pages_.at(target.slot).blocks;
+    want.message.slot = pages_.ref({target.slot, 0, want.message.page_blocks, 0});
+    want.message.priority = 2;
+    target.read = reads_.start(want);
+    by_transfer_.emplace(target.read, std::pair{number, column});
+  }
+  go_on(found);
+}
+
+bool Repairs::matches(const Repair& repair, std::uint16_t column) const {
+  const kv::StripeShape& shape = repair.plan->shape;
+  const std::uint64_t slot = pages_.at(repair.targets.at(column).slot).place.offset;
+  for (std::uint32_t group = 0; group < shape.groups(); ++group) {
+    const std::uint64_t bytes = shape.segment_bytes(column, group);
+    const std::uint64_t at =
+        shape.is_parity(column) ? shape.column_offset(column, group) : shape.page_offset(column, group);
+    if (bytes > 0 && port_.segment_crc(slot + at, bytes) != repair.plan->crc(column, group)) return false;
+  }
+  return true;
+}
+
+void Repairs::read_progress(const Reads::Progress& progress) {
+  const auto named = by_transfer_.find(progress.transfer);
+  if (named == by_transfer_.end() || !progress.over) return;
+  const auto [number, column] = named->second;
+  by_transfer_.erase(named);
+  const Found found = repairs_.find(number);
+  Repair& repair = found->second;
+  Target& target = repair.targets.at(column);
+  target.read = 0;
+  Code code = progress.code;
+  if (code == Code::ok && matches(repair, column)) {
+    reads_.take(progress.transfer);
+    target.copied = true;
+  } else {
+    if (code == Code::ok) {
+      reads_.give_up(progress.transfer);
+      code = Code::corrupt;
+    }
+    reads_.report(repair.plan->page_id(column), column, code);
+  }
+  go_on(found);
+}
+
+void Repairs::go_on(Found found) {
+  Repair& repair = found->second;
+  std::vector<std::pair<std::uint16_t, std::uint32_t>> to_make;
+  for (const auto& [column, target] : repair.targets) {
+    if (target.read != 0) return;
+    if (!target.copied) to_make.emplace_back(column, target.slot);
+  }
+  if (to_make.empty()) return start_puts(found);
+  if (to_make.size() <= repair.plan->shape.parity_columns()) {
+    repair.state = State::making;
+    return rebuilds_.repair(found->first, repair.plan, to_make, 2, repair.lease);
+  }
+  // No code makes them all; what was copied is as good as before.
+  for (const auto& [column, slot] : to_make) {
+    const bool last = repair.targets.size() == 1;
+    target_over(found, column, Code::unreachable);
+    if (last) return;
+  }
+  start_puts(found);
 }
 
 void Repairs::rebuild_progress(const Rebuilds::Progress& progress) {
   const Found found = repairs_.find(progress.repair);
-  if (found == repairs_.end() || found->second.putting) return;
+  if (found == repairs_.end() || found->second.state != State::making) return;
   if (progress.kind == Rebuilds::Progress::Kind::failed) return end(found, Code::unreachable);
   rebuilds_.drop_repair(progress.repair);
   start_puts(found);
@@ -89,7 +169,7 @@ void Repairs::rebuild_progress(const Rebuilds::Progress& progress) {
 
 void Repairs::start_puts(Found found) {
   Repair& repair = found->second;
-  repair.putting = true;
+  repair.state = State::putting;
   wire::kv_put put;
   put.stripe = repair.stripe;
   put.fingerprint = pages_.layout().fingerprint();
@@ -126,9 +206,11 @@ void Repairs::target_over(Found found, std::uint16_t column, Code code) {
   Repair& repair = found->second;
   const auto target = repair.targets.find(column);
   if (target->second.transfer != 0) data_.conceal(target->second.store, target->second.transfer);
+  const bool copied = target->second.copied;
   repair.targets.erase(target);
   if (code == Code::ok) {
     repair.written.push_back(column);
+    if (copied) ++counters_.copied;
     ++counters_.columns;
     counters_.bytes += repair.plan->shape.column_bytes(column);
   } else if (repair.code == Code::ok) {
@@ -142,7 +224,9 @@ bool Repairs::put_done(const Peer& store, const wire::kv_put_done& done) {
   if (named == by_stripe_.end()) return false;
   const Found found = repairs_.find(named->second);
   const auto target = found->second.targets.find(done.column);
-  if (!found->second.putting || target == found->second.targets.end() || target->second.store != store) return true;
+  if (found->second.state != State::putting || target == found->second.targets.end() ||
+      target->second.store != store)
+    return true;
   target_over(found, done.column, static_cast<Code>(done.code));
   return true;
 }
@@ -170,6 +254,9 @@ void Repairs::end(Found found, Code code) {
   rebuilds_.drop_repair(number);
   for (const auto& [column, target] : over.targets) {
     if (target.transfer != 0) data_.conceal(target.store, target.transfer);
+    if (target.read == 0) continue;
+    by_transfer_.erase(target.read);
+    reads_.give_up(target.read);
   }
   for (const std::uint32_t slot : over.scratch) pages_.scrap(slot);
   if (code != Code::ok) ++counters_.failed;
@@ -201,17 +288,28 @@ Due Repairs::next_due() const {
   return due;
 }
 
-Status Repairs::check(std::set<std::uint32_t>& scratch, std::map<std::uint64_t, std::size_t>& leases) const {
+Status Repairs::check(std::set<std::uint32_t>& scratch, std::set<std::uint64_t>& reads,
+                      std::map<std::uint64_t, std::size_t>& leases) const {
   const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
   if (repairs_.size() > limits_.repairs_max || by_stripe_.size() != repairs_.size())
     return broken("more repairs than there may be, or two of one stripe");
+  std::size_t transfers = 0;
   for (const auto& [number, repair] : repairs_) {
     if (repair.targets.empty()) return broken("a repair of nothing");
+    std::size_t reading = 0;
+    for (const auto& [column, target] : repair.targets) {
+      if (target.read == 0) continue;
+      ++reading;
+      reads.insert(target.read);
+    }
+    if ((reading > 0) != (repair.state == State::copying)) return broken("a repair waits for nothing");
+    transfers += reading;
     if (repair.lease != 0) ++leases[repair.lease];
     for (const std::uint32_t slot : repair.scratch) {
       if (!scratch.insert(slot).second) return broken("a repair uses what is somebody else's");
     }
   }
+  if (transfers != by_transfer_.size()) return broken("a repair has lost a read");
   return {};
 }
 

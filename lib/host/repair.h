@@ -1,16 +1,22 @@
-// host/repair.h: columns of stripes that di-meta wants made anew, because they are lost.
+// host/repair.h: columns of stripes that di-meta wants made anew, because they are lost or their store
+// leaves.
 //
-// A repair, one per meta_repair:
+// A column that its store can still give is copied, which is the only way without parity; the others are made
+// out of those that are left.  A repair, one per meta_repair:
 //   state    event                                      next
-//   (none)   meta_repair, a place and scratch           making; lease held, a rebuild of the columns begun
+//   (none)   meta_repair, a place and scratch           copying; lease held, columns read that can be
 //   (none)   no place, no scratch, not our layout, no sense  (none); meta_repaired with why
+//   copying  a column is there and matches              copying
+//   copying  a column does not come, or does not match  copying; it is to be made
+//   copying  nothing is read any more                   making, a rebuild of what is to be made; putting when
+//                                                       nothing is; without what parity cannot make up for
 //   making   the rebuild is done                        putting; kv_put per column whose store is up
 //   making   the rebuild failed                         (none); meta_repaired: unreachable
 //   putting  the last kv_put_done, its store lost       (none); meta_repaired with what is written
 //   any      the lease or repair_wait is over           (none); meta_repaired: timeout, with what is written
 //   any      di-meta lost                               (none)
-// With (none) scratch and lease are given back.  Its reads are the last of all (priority 2), and its steps come
-// after those of rebuilds and write-backs.
+// With (none) scratch and lease are given back, and reads are given up.  Its reads are the last of all
+// (priority 2), and its steps come after those of rebuilds and write-backs.
 //
 // Owner: the core of a di-kvd host.  Bounds: repairs_max, each with the scratch of one stripe.
 #pragma once
@@ -24,6 +30,7 @@
 #include "host/lease.h"
 #include "host/pages.h"
 #include "host/port.h"
+#include "host/read.h"
 #include "host/rebuild.h"
 #include "wire/messages.h"
 
@@ -34,6 +41,7 @@ struct RepairCounters {
   std::uint64_t refused = 0;
   std::uint64_t failed = 0;
   std::uint64_t columns = 0;  // written
+  std::uint64_t copied = 0;   // of them, as their stores gave them
   std::uint64_t bytes = 0;
 };
 
@@ -44,10 +52,12 @@ class Repairs {
     Duration repair_wait = seconds(60);
   };
 
-  Repairs(const Limits& limits, Pages& pages, DataPort& data, const Peers& peers, Rebuilds& rebuilds, Leases& leases,
-          Numbers& numbers, Outbox& out);
+  Repairs(const Limits& limits, Pages& pages, ArenaPort& port, DataPort& data, const Peers& peers,
+          Reads& reads, Rebuilds& rebuilds, Leases& leases, Numbers& numbers, Outbox& out);
 
   void begin(const wire::Scope& scope, const wire::meta_repair& message, const Now& now);
+  // Of reads for repairs.
+  void read_progress(const Reads::Progress& progress);
   // Of rebuilds for repairs.
   void rebuild_progress(const Rebuilds::Progress& progress);
   // False when it is not one of these.
@@ -60,14 +70,18 @@ class Repairs {
 
   [[nodiscard]] std::size_t count() const { return repairs_.size(); }
   [[nodiscard]] const RepairCounters& counters() const { return counters_; }
-  // Adds scratch slots and users of leases; says what disagrees.
-  [[nodiscard]] Status check(std::set<std::uint32_t>& scratch, std::map<std::uint64_t, std::size_t>& leases) const;
+  // Adds scratch slots, reads and users of leases; says what disagrees.
+  [[nodiscard]] Status check(std::set<std::uint32_t>& scratch, std::set<std::uint64_t>& reads,
+                             std::map<std::uint64_t, std::size_t>& leases) const;
 
  private:
+  enum class State : std::uint8_t { copying, making, putting };
   struct Target {
     std::string instance;
     std::uint16_t volume = 0;
     std::uint32_t slot = 0;
+    std::uint64_t read = 0;      // the transfer that brings it; 0: none does
+    bool copied = false;         // it is in its slot
     Peer store;                  // once it is asked
     std::uint64_t transfer = 0;  // exposed to a store on another machine
   };
@@ -78,7 +92,7 @@ class Repairs {
     StripeRef plan;
     std::vector<wire::PutPage> pages;
     std::uint64_t tenant = 0;
-    bool putting = false;
+    State state = State::copying;
     std::map<std::uint16_t, Target> targets;  // not yet written
     std::vector<std::uint32_t> scratch;
     std::vector<std::uint32_t> written;
@@ -87,6 +101,11 @@ class Repairs {
   };
   using Found = std::map<std::uint64_t, Repair>::iterator;
 
+  // Where a column can be read now.
+  [[nodiscard]] const wire::Column* source_of(const StripePlan& plan, std::uint16_t column) const;
+  [[nodiscard]] bool matches(const Repair& repair, std::uint16_t column) const;
+  // What comes when nothing is read any more.
+  void go_on(Found found);
   void start_puts(Found found);
   void target_over(Found found, std::uint16_t column, Code code);
   // Answers and gives everything back.
@@ -95,8 +114,10 @@ class Repairs {
 
   const Limits limits_;
   Pages& pages_;
+  ArenaPort& port_;
   DataPort& data_;
   const Peers& peers_;
+  Reads& reads_;
   Rebuilds& rebuilds_;
   Leases& leases_;
   Numbers& numbers_;
@@ -104,6 +125,7 @@ class Repairs {
   std::map<std::uint64_t, Repair> repairs_;  // by number
   std::uint64_t next_ = 1;
   std::map<std::uint64_t, std::uint64_t> by_stripe_;
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint16_t>> by_transfer_;  // repair, column
   RepairCounters counters_;
 };
 

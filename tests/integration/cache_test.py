@@ -8,7 +8,9 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENCE, SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import (PATIENCE, SOURCE, SURE_HIT, Fleet, chat_hit, main, members, wait_for, words,  # noqa: E402
+                   write_backs_done)
+from spread import GrowingFleet  # noqa: E402
 
 BLOCK_TOKENS = 32
 
@@ -157,7 +159,34 @@ def the_directory_away_means_cold_not_down():
         assert all(fleet.alive(i) and fleet.pid(i) == pid for i, pid in pids.items()), pids
 
 
+def a_store_without_parity_is_emptied_while_it_can_be_read():
+    full, empty, host = "di-kvd.store0", "di-kvd.store1", "di-kvd.host0"
+    with GrowingFleet(SOURCE / "tests/integration/two-of-each", SURE_HIT, spare={empty: (full, {"store0": "store1"})}) as fleet:
+        ask = dict(temperature=0, max_tokens=8)
+        prompts = [words(900, seed=seed) for seed in range(3)]
+        cold = [fleet.chat(prompt, **ask) for prompt in prompts]
+        assert all(reply.done and reply.cached() == 0 for reply in cold), [reply.error for reply in cold]
+        write_backs_done(fleet)
+        columns = fleet.metric(full, "di_store_slots")
+        assert columns > 0
+        fleet.add_spare(empty)
+        wait_for(lambda: empty in members(fleet), "the other store to come")
+        fleet.ctl("kv", "drain", full)
+        wait_for(lambda: fleet.ctl("kv", "drain")[0]["columns"] == 0, "the store to be empty", 60)
+        assert fleet.metric(empty, "di_store_slots") == columns
+        assert fleet.metric(host, "di_kv_repair_copies_total") == columns
+        wait_for(lambda: fleet.metric(full, "di_store_slots") == 0, "what it had to be freed", 60)
+        fleet.kill(full)
+        wait_for(lambda: full not in members(fleet), "the store to be missed")
+        fleet.ctl("kv", "drop", "arena", host)
+        for prompt, before in zip(prompts, cold):
+            hit = chat_hit(fleet, prompt, 0.9 * before.usage["prompt_tokens"], **ask)
+            assert hit.text == before.text
+        fleet.await_idle(60)
+
+
 if __name__ == "__main__":
     main([twice_and_after_killing_everything, cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
+          a_store_without_parity_is_emptied_while_it_can_be_read,
           a_hosts_news_comes_before_the_question_of_who_has_heard_of_it,
           the_next_turn_of_a_conversation_hits_the_answer_too, the_directory_away_means_cold_not_down])
