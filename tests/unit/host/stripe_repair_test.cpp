@@ -7,8 +7,8 @@ namespace {
 // A stripe of 4+2 whose pages are not in the arena any more.
 class Repaired : public StripeWorld {
  public:
-  explicit Repaired(std::uint32_t pages, std::uint32_t remote = 0, std::uint16_t data = 4, std::uint16_t parity = 2)
-      : StripeWorld(with(data, parity, remote)) {
+  explicit Repaired(std::uint32_t pages, std::uint32_t remote = 0, std::uint16_t data_columns = 4, std::uint16_t parity_columns = 2)
+      : StripeWorld(with(data_columns, parity_columns, remote)) {
     write(1000, 0, 1);
     StripeWorld::settle();
     core->on_peer_lost(meta, now);

@@ -289,17 +289,21 @@ TEST_P(FabricTest, concealed_comes_once_and_also_for_what_is_not_exposed) {
 TEST_P(FabricTest, what_was_on_its_way_when_it_was_concealed_is_counted_apart) {
   if (!world->guarded()) GTEST_SKIP() << "this fabric has no guard: memory of one user on one machine";
   const Bytes bytes = pattern(test_slot_bytes, 9);
-  expose(b, a, 7, Access::write, {{2, 1}});
-  std::vector<OpId> ops;
-  for (int i = 0; i < 6; ++i) {
-    const auto op = a.fabric->write(b.self, 7, {{2, 1}, 0, test_slot_bytes}, bytes, Class::fetch);
-    ASSERT_TRUE(op.ok());
-    ops.push_back(*op);
+  // Where the other side has a thread of its own, everything may be in before it is concealed: then once more.
+  for (int turn = 0; turn < 1000 && b.fabric->counters().refused_late == 0; ++turn) {
+    expose(b, a, 7, Access::write, {{2, 1}});
+    const std::uint64_t before = b.fabric->counters().received_bytes;
+    std::vector<OpId> ops;
+    for (int i = 0; i < 6; ++i) {
+      const auto op = a.fabric->write(b.self, 7, {{2, 1}, 0, test_slot_bytes}, bytes, Class::fetch);
+      ASSERT_TRUE(op.ok());
+      ops.push_back(*op);
+    }
+    ASSERT_TRUE(world->until([&] { return b.fabric->counters().received_bytes > before; }));
+    conceal(b, a, 7);
+    for (const OpId op : ops) ASSERT_TRUE(finish(a, op));
+    EXPECT_EQ(a.code_of(ops.back()) != Code::ok, b.fabric->counters().refused_late > 0);
   }
-  ASSERT_TRUE(world->until([&] { return b.fabric->counters().received_bytes > 0; }));
-  conceal(b, a, 7);
-  for (const OpId op : ops) ASSERT_TRUE(finish(a, op));
-  EXPECT_NE(a.code_of(ops.back()), Code::ok);
   EXPECT_GT(b.fabric->counters().refused_late, 0u);
   // A transfer that never was, the other direction, and another peer are no latecomers.
   Bytes some(64);
