@@ -86,7 +86,7 @@ def payload(column):
 def is_named(column):
     """Whether the header says what the slot table says."""
     head = read(column)[:column.header_bytes]
-    return (head[:8] == b"DISLOT00" and struct.unpack_from("<Q", head, 24)[0] == column.offset and
+    return (head[:8] == b"DISLOT01" and struct.unpack_from("<Q", head, 24)[0] == column.offset and
             struct.unpack_from("<H", head, 60)[0] == column.column and
             struct.unpack_from("<Q", head, 64)[0] == column.stripe)
 
