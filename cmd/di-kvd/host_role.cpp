@@ -790,6 +790,7 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_evicted, {{"reason", "evicted"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_failed, {{"reason", "failed"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_quota, {{"reason", "over_quota"}});
+  counter("di_kv_writebacks_dropped_total", dropped, back.dropped_over_budget, {{"reason", "over_budget"}});
   counter("di_kv_stripes_total", "Stripes published in the store", back.stripes);
   counter("di_kv_stripes_degraded_total", "Stripes published with fewer columns than they should have", back.degraded);
   counter("di_kv_columns_written_total", "Columns of stripes written", back.columns);

@@ -86,6 +86,15 @@ void store_params(config::Params& params, StoreConfig& config) {
                    .help = "every column is read and compared once in this time; 0: only on request"});
   params.size("store.scrub_bytes_per_s", config.scrub_bytes_per_s,
               {.def = 32_MiB, .min = 64_KiB, .help = "a scrub reads no faster"});
+  params.size("store.endurance", config.endurance_bytes,
+              {.max = std::uint64_t{1} << 60,
+               .help = "bytes that the disk of a volume endures in its life; above the part of a day puts are refused; "
+                       "0: no budget"});
+  params.duration("store.service_life", config.service_life,
+                  {.def = std::chrono::hours(24 * 365 * 5),
+                   .min = std::chrono::hours(24),
+                   .max = std::chrono::hours(24 * 365 * 100),
+                   .help = "how long a disk shall serve: store.endurance is spread over it"});
   params.integer("store.io_threads", config.io_threads,
                  {.def = 4, .min = 1, .max = 256, .help = "threads that wait for the disk without io_uring"});
   params.choice<store::IoMode>("store.io", config.io,
@@ -226,6 +235,8 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   options.run_dir = daemon.config().run_dir;
   options.strict = config_.durability == Durability::strict;
   options.scrub = {config_.scrub_interval, config_.scrub_bytes_per_s};
+  options.budget.endurance_bytes = config_.endurance_bytes;
+  options.budget.days = to_s(config_.service_life) / 86400;
   store::Server::Hooks hooks;
   hooks.scrub_beat = [&beat = daemon.heartbeat("store-scrub", store::Scrub::late_after)] { beat(); };
   hooks.disk_beat = [&beat = daemon.heartbeat("store-disk", disk_late_after)] { beat(); };
@@ -366,6 +377,7 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_store_puts_total", puts, c.puts_no_space, {{"outcome", "no_space"}});
   counter("di_store_puts_total", puts, c.puts_io, {{"outcome", "io"}});
   counter("di_store_puts_total", puts, c.puts_corrupt, {{"outcome", "corrupt"}});
+  counter("di_store_puts_total", puts, c.puts_over_budget, {{"outcome", "over_budget"}});
   counter("di_store_puts_total", puts, c.puts_refused, {{"outcome", "refused"}});
   counter("di_store_put_bytes_total", "Payload bytes written", c.put_bytes);
   counter("di_store_columns_freed_total", "Columns freed for di-meta", c.columns_freed);
@@ -412,6 +424,24 @@ void StoreRole::register_metrics(daemon::Metrics& metrics, const store::Mount& m
     metrics.counter_from(
         name, help, [&mount, member] { return mount.scrubbed().*member; }, std::move(labels));
   };
+  const kv::WriteBudget& budget = mount.budget();
+  const auto of_budget = [&](std::string_view name, std::string_view help, auto value) {
+    metrics.counter_from(
+        name, help, [&budget, value] { return value(budget); }, {volume});
+  };
+  of_budget("di_store_write_vetoes_total", "Puts refused for the write budget of the disk",
+            [](const kv::WriteBudget& of) { return of.vetoes(); });
+  of_budget("di_store_write_vetoed_bytes_total", "Bytes refused for the write budget of the disk",
+            [](const kv::WriteBudget& of) { return of.vetoed_bytes(); });
+  metrics.gauge_from(
+      "di_store_written_bytes", "Bytes written to the volume since it was made",
+      [&budget] { return static_cast<std::int64_t>(budget.written_bytes()); }, {volume});
+  metrics.gauge_from(
+      "di_store_budget_left_bytes", "What may be written today; 0 without store.endurance",
+      [&mount] { return static_cast<std::int64_t>(mount.budget_left_bytes()); }, {volume});
+  metrics.gauge_from(
+      "di_store_days_of_life", "Days until the disk has had what it endures, at the pace of a day; 36500: more",
+      [&mount] { return static_cast<std::int64_t>(mount.days_of_life()); }, {volume});
   counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", &Scrubbed::passes);
   counter("di_store_scrub_columns_total", "Columns read by the scrub", &Scrubbed::columns);
   counter("di_store_scrub_bytes_total", "Bytes read by the scrub", &Scrubbed::bytes);
@@ -521,6 +551,13 @@ void StoreRole::ctl_volumes(daemon::Reply reply) {
         .number("used_bytes", stats.slot_bytes_live)
         .number("capacity_bytes", stats.bytes_total)
         .boolean("direct", direct_[mount->number()])
+        .number("written_bytes", mount->budget().written_bytes())
+        .number("budget_bytes_per_day", mount->budget().budget_bytes_per_day())
+        .number("budget_left_bytes", mount->budget_left_bytes())
+        .boolean("budget_spent", mount->spent())
+        .number("days_of_life", static_cast<std::uint64_t>(mount->days_of_life()))
+        .number("vetoes", mount->budget().vetoes())
+        .number("vetoed_bytes", mount->budget().vetoed_bytes())
         .number("segments", stats.segments)
         .number("segments_bound", stats.segments_bound)
         .number("segments_open", stats.segments_open)

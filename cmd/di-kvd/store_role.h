@@ -28,6 +28,8 @@ struct StoreConfig {
   Durability durability = Durability::standard;
   Duration scrub_interval{0};
   std::uint64_t scrub_bytes_per_s = 0;
+  std::uint64_t endurance_bytes = 0;
+  Duration service_life{0};
   std::uint32_t io_threads = 0;
   store::IoMode io = store::IoMode::automatic;
 };

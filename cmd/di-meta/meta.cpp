@@ -189,6 +189,7 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_puts_total", puts, c.puts_degraded, {{"outcome", "degraded"}});
   counter("di_meta_puts_total", puts, c.puts_exist, {{"outcome", "exists"}});
   counter("di_meta_puts_total", puts, c.puts_busy, {{"outcome", "busy"}});
+  counter("di_meta_puts_total", puts, c.puts_over_budget, {{"outcome", "over_budget"}});
   counter("di_meta_puts_total", puts, c.puts_invalid, {{"outcome", "invalid"}});
   counter("di_meta_puts_total", puts, c.puts_duplicate, {{"outcome", "duplicate"}});
   counter("di_meta_puts_total", puts, c.puts_refused, {{"outcome", "refused"}});

@@ -22,6 +22,7 @@ std::string_view code_name(Code code) {
     case Code::no_space: return "no_space";
     case Code::stale: return "stale";
     case Code::over_quota: return "over_quota";
+    case Code::over_budget: return "over_budget";
   }
   return "unknown";
 }

@@ -28,6 +28,7 @@ enum class Code : std::uint16_t {
   no_space = 12,
   stale = 13,         // addressed to an earlier generation or attempt
   over_quota = 14,    // who asks may not have more; others may
+  over_budget = 15,   // nobody made a mistake and nothing is full: do without it
 };
 
 // The spelling used in logs, metrics and control output, e.g. "not_found".

@@ -223,7 +223,7 @@ void Index::targets_changed(std::uint32_t number) {
     store.some_failed = store.some_failed || state.state == volume_failed;
     const bool usable = store.up && store.complete && !store.draining && !store.leaves && state.state == 0;
     more = more || (usable && !placements_.usable(target));
-    placements_.set(target, {store.labels, usable, state.bytes_total});
+    placements_.set(target, {store.labels, usable, state.bytes_total, state.spent});
   }
   if (more) repairs_.hurry();  // there may be a place now for what waits for one
   capacity_changed();

@@ -141,6 +141,7 @@ class Index final : private BlockMap::Keys {
     std::uint64_t puts_opened = 0;
     std::uint64_t puts_exist = 0;
     std::uint64_t puts_busy = 0;
+    std::uint64_t puts_over_budget = 0;
     std::uint64_t puts_invalid = 0;
     std::uint64_t puts_committed = 0;
     std::uint64_t puts_degraded = 0;   // of them, with failed columns
@@ -205,7 +206,9 @@ class Index final : private BlockMap::Keys {
 
   // Pages that are known are skipped; the stripe is the run of pages behind them that nobody else writes.
   // Opening twice the same pages by the same holder answers the same stripe.  `over_quota`: the tenant may
-  // not have more; stripes of its own that had to go for this one are gone in either case.
+  // not have more; stripes of its own that had to go for this one are gone in either case.  `over_budget`:
+  // there are not enough volumes that have a write budget left; a stripe that begins without a column would be
+  // repaired at once, and repairs have no budget.
   [[nodiscard]] wire::meta_put_opened put_open(const Holder& holder, const wire::meta_put_open& message,
                                                Instant now);
   // `ok` also for a stripe that is published already.  `exists`: every key came from elsewhere

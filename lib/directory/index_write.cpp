@@ -85,6 +85,7 @@ wire::meta_put_opened Index::put_open(const Holder& holder, const wire::meta_put
   put.form = StripeForm::of_put(geometry, put.pages);
   auto choice = placements_.choose(next_stripe_, put.form, now);
   if (!choice) return refuse(Code::busy, counters_.puts_busy);
+  if (choice->spent > 0) return refuse(Code::over_budget, counters_.puts_over_budget);
   put.id = next_stripe_;
   put.holder = holder;
   put.fingerprint = message.fingerprint;

@@ -150,7 +150,7 @@ Placements::Crowd Placements::crowd(Target candidate, std::span<const Target> me
 std::optional<Target> Placements::best(std::span<const Target> candidates, std::span<const Target> members,
                                        std::span<const Target> not_these) const {
   // Smaller is better; the last two break ties in a fixed way.
-  using Rank = std::tuple<Crowd, std::uint64_t, std::uint32_t, Target>;
+  using Rank = std::tuple<Crowd, bool, std::uint64_t, std::uint32_t, Target>;
   std::optional<Rank> found;
   for (const Target candidate : candidates) {
     if (std::find(not_these.begin(), not_these.end(), candidate) != not_these.end()) continue;
@@ -158,7 +158,8 @@ std::optional<Target> Placements::best(std::span<const Target> candidates, std::
     if (std::get<0>(there) > 0 && !options_.lab) continue;
     std::uint64_t together = 0;
     for (const Target member : members) together += shared(member, candidate);
-    const Rank rank{there, together, targets_.at(candidate).records, candidate};
+    const Known& known = targets_.at(candidate);
+    const Rank rank{there, known.state.spent, together, known.records, candidate};
     if (!found || rank < *found) found = rank;
   }
   if (!found) return std::nullopt;
@@ -260,6 +261,7 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
   const std::uint32_t columns = form.columns_stored();
   struct Look {
     std::uint32_t unusable = 0;
+    std::uint32_t spent = 0;
     std::uint64_t fill = 0;
   };
   const auto member_of = [&](const Record& record, std::uint32_t i) {
@@ -270,6 +272,7 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
     for (std::uint32_t i = 0; i < columns; ++i) {
       const Known& known = targets_.at(member_of(record, i));
       if (known.state.usable) {
+        out.spent += known.state.spent ? 1 : 0;
         out.fill = std::max(out.fill, fill(known));
       } else {
         ++out.unusable;
@@ -277,28 +280,32 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
     }
     return out;
   };
-  // Of two records in turn the one with fewer absent members, then the one whose fullest has more room.
+  // Of two records in turn the one with fewer absent members, then with fewer spent ones, then the one whose
+  // fullest has more room.
   const Record& a = records_[cursor_ % records_.size()];
   const Record& b = records_[(cursor_ + 1) % records_.size()];
   const Look at_a = look(a);
   const Look at_b = look(b);
-  const bool second = std::pair(at_b.unusable, at_b.fill) < std::pair(at_a.unusable, at_a.fill);
+  const bool second =
+      std::tuple(at_b.unusable, at_b.spent, at_b.fill) < std::tuple(at_a.unusable, at_a.spent, at_a.fill);
   cursor_ = (cursor_ + (second ? 2 : 1)) % records_.size();
   const Record& record = second ? b : a;
 
   Choice choice;
-  std::vector<Target> taken;  // by columns that can be written
-  for (std::uint32_t i = 0; i < columns; ++i) {
-    choice.targets.push_back(member_of(record, i));
-    if (usable(choice.targets.back())) taken.push_back(choice.targets.back());
-  }
+  for (std::uint32_t i = 0; i < columns; ++i) choice.targets.push_back(member_of(record, i));
   for (Target& target : choice.targets) {
-    if (usable(target)) continue;
-    if (const auto other = substitute(taken, {})) {
-      target = *other;
-      taken.push_back(*other);
-    } else {
+    const bool can = usable(target);
+    if (can && !spent(target)) continue;
+    std::vector<Target> taken;  // by columns that can be written
+    for (const Target& other : choice.targets) {
+      if (&other != &target && usable(other)) taken.push_back(other);
+    }
+    const auto other = substitute(taken, {});
+    if (other && (!can || !spent(*other))) target = *other;
+    if (!usable(target)) {
       ++choice.unreachable;
+    } else if (spent(target)) {
+      ++choice.spent;
     }
   }
   if (choice.unreachable > form.parity_columns) return std::nullopt;

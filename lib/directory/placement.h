@@ -11,8 +11,8 @@
 //          at most m columns while there are enough of them; with fewer the loss of one may lose stripes,
 //          which shortage() says
 //
-// A member that cannot take a column is stood in for, stripe by stripe, while it may come back; `replace`
-// puts another into its records for good (their generation counts up).  Records are made anew when a target
+// A member that cannot take a column, or whose write budget is used up, is stood in for, stripe by stripe, while it
+// may come back; `replace` puts another into its records for good (their generation counts up).  Records are made anew when a target
 // comes: it takes part in new stripes only, and nothing moves for it.  A stripe's own list of columns is the
 // truth about it; no record is needed to read one.
 //
@@ -75,6 +75,7 @@ class Placements {
     Labels labels;
     bool usable = false;            // takes new columns
     std::uint64_t bytes_total = 0;  // 0: not known
+    bool spent = false;             // others are better, for its write budget
   };
   struct Record {
     std::uint32_t id = 0;
@@ -98,6 +99,7 @@ class Placements {
   struct Choice {
     std::vector<Target> targets;    // one for each stored column, in their order
     std::uint32_t unreachable = 0;  // so many of them cannot take one now
+    std::uint32_t spent = 0;        // so many should not, and nobody stands in
   };
   // nullopt: not enough nodes, or more than m columns would have nowhere to go.
   [[nodiscard]] std::optional<Choice> choose(std::uint64_t stripe, const StripeForm& form, Instant now);
@@ -109,6 +111,7 @@ class Placements {
   [[nodiscard]] std::string shortage() const;
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] bool usable(Target target) const;
+  [[nodiscard]] bool spent(Target target) const { return targets_.at(target).state.spent; }
   [[nodiscard]] std::uint64_t bytes_total(Target target) const;
   [[nodiscard]] std::size_t nodes() const;  // known
   [[nodiscard]] const std::vector<Record>& records() const { return records_; }

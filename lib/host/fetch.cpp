@@ -27,6 +27,7 @@ Lost lost_of(std::uint16_t code) {
     case Code::io:
     case Code::no_space:
     case Code::over_quota:
+    case Code::over_budget:
       return Lost::timeout;
   }
   return Lost::timeout;  // a code of a later version

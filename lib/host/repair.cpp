@@ -176,6 +176,7 @@ void Repairs::start_puts(Found found) {
   put.pages = repair.pages;
   put.tenant = repair.tenant;
   put.code = repair.plan->code;
+  put.repair = true;
   std::vector<std::uint16_t> unreachable;
   for (auto& [number, target] : repair.targets) {
     const std::optional<Peer> store = peers_.store_up(target.instance);

@@ -158,6 +158,7 @@ void Writeback::put_opened(std::uint64_t tag, const wire::meta_put_opened& answe
     return finish(tag);
   }
   if (code == Code::busy || code == Code::no_space) return retry(tag, now);
+  if (code == Code::over_budget) return drop_over_budget(tag);
   if (code != Code::ok) return drop(tag);
   if (stripes_.contains(answer.stripe)) return drop(tag);
   job.stripe = answer.stripe;
@@ -331,6 +332,7 @@ void Writeback::put_done(const Peer& store, const wire::kv_put_done& done, const
   } else {
     job.failed.emplace(done.column, code);
     job.no_space = job.no_space || code == Code::no_space;
+    job.over_budget = job.over_budget || code == Code::over_budget;
     job.refused = job.refused || code == Code::corrupt || code == Code::stale;
   }
   columns_changed(tag, now);
@@ -353,7 +355,10 @@ void Writeback::columns_changed(std::uint64_t tag, const Now& now) {
     } else {
       abort(job, tag);
     }
-    job.refused ? drop(tag) : retry(tag, now);
+    if (job.refused) return drop(tag);
+    // To ask again would find the budget as it is, for hours.
+    if (job.over_budget) return drop_over_budget(tag);
+    retry(tag, now);
     return;
   }
   if (job.state != JobState::putting || !job.columns.empty()) return;
@@ -408,6 +413,11 @@ void Writeback::conceal(const Job::Column& column) {
 
 void Writeback::drop(std::uint64_t tag) {
   counters_.dropped_failed += jobs_.at(tag).pins.slots.size();
+  finish(tag);
+}
+
+void Writeback::drop_over_budget(std::uint64_t tag) {
+  counters_.dropped_over_budget += jobs_.at(tag).pins.slots.size();
   finish(tag);
 }
 

@@ -12,6 +12,7 @@
 //   opening     exists                                        (none), done
 //   opening     over_quota                                    (none), dropped; the pages stay in the arena
 //   opening     busy, no answer in answer_wait                (none), pages queued again after a back-off
+//   opening     over_budget                                   (none), dropped: it is not stored, and nobody asks again
 //   opening     anything else                                 (none), dropped
 //   encoding    a step, more groups to come                   encoding
 //   encoding    the last step                                 putting; kv_put per column
@@ -19,7 +20,7 @@
 //   putting     every column is written or failed             committing; meta_put_commit, scratch given back
 //   encoding, putting  more columns failed than there are parity columns:
 //     one for want of room                                    (none), meta_put_commit naming them, queued again
-//     one says corrupt or stale                               (none), meta_put_abort, dropped
+//     one says corrupt, stale or over_budget                  (none), meta_put_abort, dropped
 //     else                                                    (none), meta_put_abort, queued again
 //   encoding, putting  the time is over                       as if all columns that are out had failed
 //   committing  meta_put_committed: ok or exists              (none), done
@@ -69,6 +70,7 @@ struct WritebackCounters {
   std::uint64_t dropped_evicted = 0;
   std::uint64_t dropped_failed = 0;  // refused, or attempts_max
   std::uint64_t dropped_quota = 0;   // their tenant may not have more in the store
+  std::uint64_t dropped_over_budget = 0;
   std::uint64_t written_bytes = 0;   // without parity
   std::uint64_t stripes = 0;         // published
   std::uint64_t degraded = 0;        // of them, with fewer columns than they should have
@@ -152,6 +154,7 @@ class Writeback {
     std::map<std::uint16_t, Column> columns;  // not yet written
     std::map<std::uint16_t, Code> failed;  // columns, and why
     bool no_space = false;
+    bool over_budget = false;
     bool refused = false;  // corrupt or stale
     Instant deadline;
   };
@@ -182,6 +185,7 @@ class Writeback {
   void retry(std::uint64_t tag, const Now& now);
   void finish(std::uint64_t tag);
   void drop(std::uint64_t tag);
+  void drop_over_budget(std::uint64_t tag);
   void conceal(const Job::Column& column);
   [[nodiscard]] wire::PutPage describe(std::uint32_t slot) const;
   template <class M>

@@ -21,7 +21,7 @@ WriteBudget::WriteBudget(const Options& options, Instant now)
     : options_(options), begun_(now), at_(now), written_(options.written_bytes) {
   DI_ASSERT(options_.days > 0 && options_.amplification >= 1);
   per_day_ = static_cast<double>(options_.endurance_bytes) / options_.amplification / options_.days;
-  left_ = per_day_;
+  left_ = std::max(-per_day_, per_day_ - static_cast<double>(options_.spent_bytes));
 }
 
 double WriteBudget::filled(Instant now) const {
@@ -32,23 +32,27 @@ double WriteBudget::faded(Instant now) const {
   return recent_ * std::exp(-days(now - at_));
 }
 
-bool WriteBudget::take(std::uint64_t bytes, Instant now) {
-  const double left = filled(now);
-  const auto wanted = static_cast<double>(bytes);
-  if (options_.endurance_bytes > 0 && wanted > left) {
-    ++vetoes_;
-    vetoed_bytes_ += bytes;
-    return false;
-  }
-  recent_ = faded(now) + wanted;
-  left_ = left - wanted;
+bool WriteBudget::allows(std::uint64_t bytes, Instant now) {
+  if (options_.endurance_bytes == 0 || static_cast<double>(bytes) <= filled(now)) return true;
+  ++vetoes_;
+  vetoed_bytes_ += bytes;
+  return false;
+}
+
+void WriteBudget::wrote(std::uint64_t bytes, Instant now) {
+  const auto more = static_cast<double>(bytes);
+  recent_ = faded(now) + more;
+  left_ = std::max(-per_day_, filled(now) - more);
   at_ = std::max(at_, now);
   written_ += bytes;
-  return true;
 }
 
 std::uint64_t WriteBudget::left_today_bytes(Instant now) const {
   return static_cast<std::uint64_t>(std::max(0.0, filled(now)));
+}
+
+std::uint64_t WriteBudget::spent_bytes(Instant now) const {
+  return static_cast<std::uint64_t>(per_day_ - filled(now));
 }
 
 double WriteBudget::pace_bytes_per_day(Instant now) const {

@@ -2,7 +2,8 @@
 //
 // The flash of a disk endures a number of bytes.  Spread over the days that it shall serve, that is a budget
 // a day: a bucket that fills evenly and holds at most one day.  A write that finds too little in it is vetoed
-// and counted; the caller does not store the page then, which costs a recomputation and not the disk.
+// and counted; the caller does not store the page then, which costs a recomputation and not the disk.  What is
+// written all the same may take the bucket down to a day of debt.
 //
 // Pure: time is given.  Owner: one thread, a budget per disk.  Bound: none grows.
 #pragma once
@@ -20,15 +21,19 @@ class WriteBudget {
     double days = 5 * 365;              // how long it shall serve, from new
     double amplification = 1.1;       // bytes written inside the disk per byte of ours: large aligned writes
     std::uint64_t written_bytes = 0;  // so far, as the disk or the volume remembers
+    std::uint64_t spent_bytes = 0;    // of the bucket, as the volume remembers; no time passed since
   };
 
   WriteBudget(const Options& options, Instant now);
 
-  // True: write it, it is counted.  False: a veto.
-  [[nodiscard]] bool take(std::uint64_t bytes, Instant now);
+  // False: a veto, which is counted.
+  [[nodiscard]] bool allows(std::uint64_t bytes, Instant now);
+  // So much is being written, with leave or without.
+  void wrote(std::uint64_t bytes, Instant now);
 
   [[nodiscard]] std::uint64_t budget_bytes_per_day() const { return static_cast<std::uint64_t>(per_day_); }
   [[nodiscard]] std::uint64_t left_today_bytes(Instant now) const;
+  [[nodiscard]] std::uint64_t spent_bytes(Instant now) const;  // to be remembered
   [[nodiscard]] std::uint64_t written_bytes() const { return written_; }  // to be remembered
   // Bytes a day at the pace of about the last day; zero before the first write.
   [[nodiscard]] double pace_bytes_per_day(Instant now) const;

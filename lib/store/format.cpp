@@ -13,6 +13,7 @@ constexpr std::uint64_t superblock_magic = 0x454d554c4f564944;  // "DIVOLUME" as
 // Another one whenever the header is: what an earlier program wrote is no slot then, and is freed.
 constexpr std::uint64_t slot_magic = 0x3130544f4c534944;  // "DISLOT01"
 constexpr std::size_t superblock_open_at = 112;
+constexpr std::size_t superblock_spent_at = superblock_open_at + std::size_t{4} * open_segments_max;
 
 Error corrupt(std::string what) {
   return Error{Code::corrupt, 0, std::move(what)};
@@ -101,6 +102,8 @@ void superblock_encode(const Superblock& superblock, MutableByteView to) {
   put64(to, 80, superblock.geometry.slot_table_offset);
   put64(to, 88, superblock.geometry.segments_offset);
   put32(to, 96, static_cast<std::uint32_t>(superblock.open.size()));
+  put64(to, 104, superblock.wear.written_bytes);
+  put64(to, superblock_spent_at, superblock.wear.spent_bytes);
   for (std::size_t i = 0; i < superblock.open.size(); ++i)
     put32(to, superblock_open_at + i * 4, superblock.open[i]);
   put32(to, 12, crc_without(to, 12));
@@ -123,6 +126,7 @@ Result<Superblock> superblock_decode(ByteView from) {
       get64(from, 88) != geometry->segments_offset) {
     return corrupt("the superblock's places do not follow from its lengths");
   }
+  superblock.wear = {get64(from, 104), get64(from, superblock_spent_at)};
   const std::uint32_t open = get32(from, 96);
   if (open > open_segments_max) return corrupt("the superblock's open list is too long");
   for (std::uint32_t i = 0; i < open; ++i) {

@@ -63,11 +63,20 @@ struct Geometry {
   bool operator==(const Geometry&) const = default;
 };
 
+// What a disk has had to take, as the volume remembers it (kv/write_budget.h).
+struct Wear {
+  std::uint64_t written_bytes = 0;  // since the volume was made
+  std::uint64_t spent_bytes = 0;    // of the budget of a day
+
+  bool operator==(const Wear&) const = default;
+};
+
 struct Superblock {
   Uuid uuid{};
   std::uint64_t sequence = 0;  // of the superblock
   std::uint64_t epoch = 0;     // counts how often the volume was opened
   Geometry geometry;
+  Wear wear;
   std::vector<std::uint32_t> open;  // segments written to since their table records were last durable
 
   bool operator==(const Superblock&) const = default;

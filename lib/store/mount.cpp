@@ -7,6 +7,16 @@
 
 namespace di::store {
 
+namespace {
+
+std::uint64_t bytes_of(const std::vector<MetaWrite>& writes) {
+  std::uint64_t bytes = 0;
+  for (const MetaWrite& write : writes) bytes += write.bytes.size();
+  return bytes;
+}
+
+}  // namespace
+
 Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Options& options, Hooks hooks)
     : number_(number),
       path_(std::move(backing.path)),
@@ -14,6 +24,7 @@ Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Opti
       hooks_(std::move(hooks)),
       disk_(std::move(backing.disk)),
       volume_(std::move(backing.volume)),
+      budget_(options.budget, loop.monotonic_now()),
       loop_(loop),
       sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
       health_timer_(loop, loop::TimerKind::liveness, "store-health", [this] { health_look(); }),
@@ -24,6 +35,13 @@ Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Opti
 }
 
 void Mount::start() {
+  kv::WriteBudget::Options budget = options_.budget;
+  budget.written_bytes = volume_->wear().written_bytes;
+  budget.spent_bytes = volume_->wear().spent_bytes;
+  budget_ = kv::WriteBudget(budget, loop_.monotonic_now());
+  spent_ = false;
+  vetoed_bytes_ = 0;
+  budget_look();
   health_timer_.start_every(DiskHealth::interval);
   // An open list left by a kill shrinks without waiting for the first put.
   sync_soon();
@@ -51,6 +69,20 @@ Result<Read> Mount::read_begin(std::uint64_t stripe, std::uint16_t column) {
 void Mount::read_end(const Read& read, bool verified) {
   volume_->read_end(read, verified);
   close_when_idle();
+}
+
+Result<Put> Mount::put_begin(const Shard& shard, bool repair) {
+  const std::uint64_t bytes = shard.slot_class.header_bytes + shard.payload_bytes();
+  if (!repair && !budget_.allows(bytes, loop_.monotonic_now())) {
+    log_warn("store", "a put is above the write budget of the disk",
+             {{"path", path_}, {"vetoes", budget_.vetoes()}, {"vetoed_bytes", budget_.vetoed_bytes()}});
+    vetoed_bytes_ = bytes;
+    budget_look();
+    return Error{Code::over_budget, 0, "the write budget of the disk is used up for now"};
+  }
+  Result<Put> put = volume_->put_begin(shard);
+  if (put) wrote(bytes + bytes_of(put->before));
+  return put;
 }
 
 void Mount::put_end(const Put& put, const PutOutcome& outcome) {
@@ -108,6 +140,7 @@ void Mount::sync_now() {
     hooks_.ended();
     return;
   }
+  wrote(bytes_of(sync->table) + bytes_of(sync->superblock));
   syncing_ = true;
   flushing_ = std::exchange(unflushed_, {});
   const Status queued = pool_->sync(*std::move(sync), [this](const Status& status) { sync_ended(status); });
@@ -136,6 +169,32 @@ void Mount::sync_ended(const Status& status) {
 
 void Mount::tell_broken(const Error& error) {
   log_error("store", "volume broken: a write of its tables failed", {{"path", path_}, {"error", error}});
+  hooks_.changed();
+}
+
+// ---- write budget
+
+void Mount::wrote(std::uint64_t bytes) {
+  const Instant now = loop_.monotonic_now();
+  budget_.wrote(bytes, now);
+  volume_->set_wear({budget_.written_bytes(), budget_.spent_bytes(now)});
+  budget_look();
+}
+
+void Mount::budget_look() {
+  const std::uint64_t per_day = budget_.budget_bytes_per_day();
+  if (per_day == 0) return;
+  const std::uint64_t left = budget_.left_today_bytes(loop_.monotonic_now());
+  const bool spent = left < std::max(per_day / (spent_ ? unspent_part : spent_part), vetoed_bytes_);
+  if (!spent) vetoed_bytes_ = 0;
+  if (spent == spent_) return;
+  spent_ = spent;
+  if (spent) {
+    log_warn("store", "the write budget of the disk is used up",
+             {{"path", path_}, {"bytes_per_day", per_day}, {"written_bytes", budget_.written_bytes()}});
+  } else {
+    log_info("store", "the disk has a write budget again", {{"path", path_}});
+  }
   hooks_.changed();
 }
 

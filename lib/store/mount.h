@@ -12,6 +12,9 @@
 //   closed   open() with a volume                      open, as good as new
 //   closed   open() with why it is refused             closed
 //
+// Write budget: what is written counts against what the disk endures (kv/write_budget.h), and the volume
+// remembers it.  A put above it is vetoed, a repair is not.
+//
 // Write behind: the tables are written `flush_every` after something changed; who wants more waits with
 // after_flush().
 //
@@ -28,6 +31,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "kv/write_budget.h"
 #include "loop/loop.h"
 #include "store/health.h"
 #include "store/io.h"
@@ -51,7 +55,12 @@ class Mount {
   struct Options {
     Duration flush_every = milliseconds(100);
     Scrub::Options scrub;
+    kv::WriteBudget::Options budget;  // endurance and days; the rest is the volume's
   };
+  // Below the first part of a day's budget di-meta is asked to place elsewhere, from the second part on to
+  // come back: six minutes and a quarter of an hour of filling.
+  static constexpr std::uint64_t spent_part = 256;
+  static constexpr std::uint64_t unspent_part = 96;
   struct Hooks {
     std::function<void()> changed;  // its state: di-meta should hear of it
     // A column is not what it was, or could not be read.
@@ -85,6 +94,8 @@ class Mount {
   void read_end(const Read& read, bool verified = false);
   // What a put is refused with while the volume is let alone; ok when it is not.
   [[nodiscard]] Code put_refusal() const;
+  // Errors: as of Volume; over_budget, when it is no repair.  The volume must be open.
+  Result<Put> put_begin(const Shard& shard, bool repair);
   void put_end(const Put& put, const PutOutcome& outcome);
   // `then` is told ok when everything that had ended before is durable, or io.
   void after_flush(std::function<void(Code)> then);
@@ -102,6 +113,11 @@ class Mount {
   [[nodiscard]] DiskState state_told() const;
   // What the tables say; nothing but zeros when it is not open.
   [[nodiscard]] Volume::Stats stats() const;
+  [[nodiscard]] const kv::WriteBudget& budget() const { return budget_; }
+  [[nodiscard]] std::uint64_t budget_left_bytes() const { return budget_.left_today_bytes(loop_.monotonic_now()); }
+  [[nodiscard]] double days_of_life() const { return budget_.days_of_life(loop_.monotonic_now()); }
+  // New columns should go elsewhere.
+  [[nodiscard]] bool spent() const { return spent_; }
   [[nodiscard]] const std::uint64_t& syncs() const { return syncs_; }
   // The next two go on over close() and open().
   [[nodiscard]] const std::shared_ptr<DiskFigures>& figures() const { return figures_; }
@@ -129,6 +145,8 @@ class Mount {
   // Where the disk ends, when that is before the volume does.
   [[nodiscard]] std::optional<std::uint64_t> cut_at() const;
   void give_up_behind(std::uint64_t end);
+  void wrote(std::uint64_t bytes);
+  void budget_look();
   void tell_broken(const Error& error);
 
   const std::uint16_t number_;
@@ -146,6 +164,9 @@ class Mount {
   std::uint64_t syncs_ = 0;
   Scrub::Counters scrubbed_;  // by scrubs that are over
   std::shared_ptr<DiskFigures> figures_;
+  kv::WriteBudget budget_;  // of the volume that is open; what it vetoed counts since it was opened
+  bool spent_ = false;
+  std::uint64_t vetoed_bytes_ = 0;  // of the last veto, while spent
   DiskHealth health_;
   LastPercentile read_p99_;
   LastPercentile write_p99_;

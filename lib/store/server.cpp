@@ -41,7 +41,7 @@ Server::Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::
     };
     of_mount.ended = [this] { stop_when_idle(); };
     mounts_.push_back(std::make_unique<Mount>(
-        loop, number, std::move(backing), Mount::Options{options_.flush_every, options_.scrub}, of_mount));
+        loop, number, std::move(backing), Mount::Options{options_.flush_every, options_.scrub, options_.budget}, of_mount));
   }
 }
 
@@ -107,6 +107,7 @@ void Server::volumes_send() {
     state.state = static_cast<std::uint8_t>(mount->state_told());
     state.bytes_total = stats.bytes_total;
     state.bytes_free = stats.bytes_total - std::min(stats.bytes_total, stats.slot_bytes_live);
+    state.spent = mount->spent();
     message.volumes.push_back(state);
   }
   send(*meta_, message);
@@ -403,6 +404,9 @@ void Server::put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t co
     case Code::corrupt:
       ++counters_.puts_corrupt;
       break;
+    case Code::over_budget:
+      ++counters_.puts_over_budget;
+      break;
     case Code::invalid:
     case Code::not_found:
     case Code::exists:
@@ -455,7 +459,7 @@ void Server::put(Host& host, const wire::Envelope& message) {
               : slot_blocks != shape->page_blocks(shape->page_of(want.column)))) {
     return refuse(Code::stale);
   }
-  Result<Put> begun = mount->volume().put_begin(*shard);
+  Result<Put> begun = mount->put_begin(*shard, want.repair);
   if (!begun) {
     // A repetition of a put that is done is as good as the first: as durable, too.
     const Result<Read> there = mount->read_begin(want.stripe, want.column);

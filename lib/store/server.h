@@ -69,6 +69,7 @@ struct ServerCounters {
   std::uint64_t puts_no_space = 0;
   std::uint64_t puts_io = 0;
   std::uint64_t puts_corrupt = 0;  // the arena's bytes did not match
+  std::uint64_t puts_over_budget = 0;
   std::uint64_t puts_refused = 0;  // busy, stale, unknown layout, no arena
   std::uint64_t columns_freed = 0;
   std::uint64_t inventories = 0;      // finished
@@ -98,6 +99,7 @@ class Server {
     bool strict = false;
     Duration flush_every = milliseconds(100);
     Scrub::Options scrub;
+    kv::WriteBudget::Options budget;  // of each volume
   };
   struct Hooks {
     std::function<void(const wire::Envelope&)> send;

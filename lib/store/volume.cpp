@@ -506,7 +506,8 @@ std::optional<Sync> Volume::sync_begin() {
       ++it;
     }
   }
-  if (shrunk) sync.superblock.push_back(next_superblock());
+  const bool worn = superblock_.wear.written_bytes - wear_told_ >= wear_lag_bytes;
+  if (shrunk || worn) sync.superblock.push_back(next_superblock());
   for (const std::uint32_t number : dirty_) {
     for (const std::uint32_t page : segments_[number].dirty_pages)
       sync.table.push_back(record_page(number, page));
@@ -566,6 +567,7 @@ MetaWrite Volume::segment_page(std::uint32_t number) const {
 
 MetaWrite Volume::next_superblock() {
   ++superblock_.sequence;
+  wear_told_ = superblock_.wear.written_bytes;
   superblock_.open.assign(open_.begin(), open_.end());
   MetaWrite write{superblock_.sequence % 2 * superblock_bytes, Bytes(superblock_bytes),
                   superblock_unflushed_};

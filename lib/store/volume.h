@@ -12,7 +12,8 @@
 //   put   before the first write into a segment since its records were last durable: its segment record
 //         (when it was just bound), then the superblock with the segment in the open list; then the slot
 //   sync  flush; the dirty pages of the slot table (they describe only slots that the flush made durable);
-//         the superblock without the segments whose pages an earlier sync wrote
+//         the superblock, when segments whose pages an earlier sync wrote leave its open list, or when much
+//         was written since the last one
 // A metadata write that fails breaks the volume: puts are refused from then on, reads go on.
 //
 // Restart: the table is read; in segments of the open list the headers decide, and a slot that only its
@@ -131,6 +132,10 @@ class Volume {
   // Nothing when nothing is to be written behind or a sync is in progress.
   std::optional<Sync> sync_begin();
   void sync_end(const Status& written);
+  // Goes with the next superblock; a kill forgets at most wear_lag_bytes of it.
+  void set_wear(const Wear& wear) { superblock_.wear = wear; }
+  [[nodiscard]] const Wear& wear() const { return superblock_.wear; }
+  static constexpr std::uint64_t wear_lag_bytes = std::uint64_t{64} << 20;
   // True when a sync would leave nothing behind: no dirty page, no open segment.
   [[nodiscard]] bool clean() const;
   [[nodiscard]] bool broken() const { return broken_; }
@@ -228,6 +233,7 @@ class Volume {
   std::set<std::pair<std::uint64_t, std::uint16_t>> writing_;
   std::uint64_t next_sequence_ = 1;
   std::uint64_t sync_number_ = 1;
+  std::uint64_t wear_told_ = 0;  // bytes written, as the last superblock says
   bool superblock_unflushed_ = false;
   bool syncing_ = false;
   bool broken_ = false;

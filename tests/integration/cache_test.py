@@ -109,6 +109,44 @@ def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
         assert replies["first"].cached() == 0 and replies["second"].cached() >= 0.6 * length, [r.usage for r in replies.values()]
 
 
+def what_a_stores_write_budget_does_not_allow_stays_in_the_arena():
+    budget = 1 << 20  # a day
+    with Fleet(overrides=[*SURE_HIT, "di-kvd.store0:store.service_life=1d",
+                          f"di-kvd.store0:store.endurance={budget * 11 // 10}B"]) as fleet:
+        volume = lambda: fleet.ctl("show", "volumes")[0]
+        prompts = [words(1000, seed=20 + i) for i in range(16)]
+        asked = []
+        for prompt in prompts:
+            asked.append(fleet.chat(prompt, temperature=0, max_tokens=2))
+            wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+            if volume()["vetoes"]:
+                break
+        row = volume()
+        assert row["vetoes"] and row["vetoed_bytes"] and row["budget_spent"] and row["state"] == "up", row
+        assert row["budget_bytes_per_day"] in (budget, budget - 1) and row["budget_left_bytes"] < budget, row
+        assert 0 < row["written_bytes"] < budget * 11 // 10 and row["columns"] > 0 and row["days_of_life"] < 36500, row
+        # di-meta places nothing there any more, nobody tries again, and nothing is evicted.
+        fleet.chat(words(1000, seed=19), temperature=0, max_tokens=2)
+        wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+        assert volume()["vetoes"] == row["vetoes"], volume()
+        counts = {(r["name"], r.get("labels") or ""): r["value"] for r in fleet.ctl("show", "metrics")
+                  if r["name"].startswith(("di_kv_writebacks", "di_meta_puts", "di_meta_stripes_total"))}
+        of = lambda name, label: sum(v for (n, l), v in counts.items() if n == name and label in l)
+        assert of("di_kv_writebacks_dropped_total", "over_budget") > row["vetoes"], counts
+        assert of("di_meta_puts_total", "over_budget") > 0 and of("di_meta_stripes_total", "evicted") == 0, counts
+        assert of("di_kv_writebacks_retried_total", "") == 0, counts
+        for prompt, cold in zip(prompts, asked):
+            hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], temperature=0, max_tokens=2)
+            assert hit.text == cold.text
+        # A restart gives no new day, and forgets nothing of what was written.
+        fleet.kill("di-kvd.store0", signal.SIGTERM)
+        wait_for(lambda: not fleet.alive("di-kvd.store0"), "the end of di-kvd.store0")
+        fleet.up()
+        again = volume()
+        assert again["written_bytes"] >= row["written_bytes"] and again["budget_left_bytes"] < budget // 2, (row, again)
+        fleet.await_idle(60)
+
+
 def post(fleet, path, **body):
     status, _, data = fleet.request("POST", path, json.dumps({"model": "demo", **body}))
     assert status == 200, data
@@ -188,5 +226,6 @@ def a_store_without_parity_is_emptied_while_it_can_be_read():
 if __name__ == "__main__":
     main([twice_and_after_killing_everything, cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
           a_store_without_parity_is_emptied_while_it_can_be_read,
+          what_a_stores_write_budget_does_not_allow_stays_in_the_arena,
           a_hosts_news_comes_before_the_question_of_who_has_heard_of_it,
           the_next_turn_of_a_conversation_hits_the_answer_too, the_directory_away_means_cold_not_down])

@@ -580,6 +580,32 @@ TEST_F(IndexTest, FullStoreEvictsTheOldestLeavesFirst) {
   EXPECT_GE(others, 8U);
 }
 
+// A budget comes back by itself, so nothing is evicted for it.
+TEST_F(IndexTest, StoreWithoutAWriteBudgetGetsNothingWhileItHasNone) {
+  store_comes(store1, {});
+  wire::VolumeState state{0, 0, std::uint64_t{1} << 40, 0};
+  index->volumes(store0, {{state}}, at_s(1));
+  index->volumes(store1, {{state}}, at_s(1));
+  for (int chain = 0; chain < 10; ++chain) put(chain, 0, 1);
+  const auto opened = index->put_open(host0, {Key{}, {put_page(50, 0, 1)}}, at_s(2));
+  static_cast<void>(index->put_commit(host0, {opened.stripe, {{0, code(Code::over_budget)}}}, at_s(2)));
+  EXPECT_EQ(index->counters().stripes_evicted, 0U);
+  state.spent = true;
+  index->volumes(store0, {{state}}, at_s(3));
+  for (int chain = 60; chain < 80; ++chain) {
+    const auto other = index->put_open(host0, {Key{}, {put_page(chain, 0, 1)}}, at_s(3));
+    ASSERT_EQ(other.columns.size(), 1U);
+    EXPECT_EQ(other.columns[0].instance, store1.instance);
+  }
+  index->volumes(store1, {{state}}, at_s(4));
+  EXPECT_EQ(index->put_open(host0, {Key{}, {put_page(90, 0, 1)}}, at_s(4)).code, code(Code::over_budget));
+  EXPECT_EQ(index->counters().puts_over_budget, 1U);
+  EXPECT_EQ(hit(1, 1), 1U);  // what is there is read
+  state.spent = false;
+  index->volumes(store0, {{state}}, at_s(5));
+  EXPECT_EQ(index->put_open(host0, {Key{}, {put_page(90, 0, 1)}}, at_s(5)).code, 0);
+}
+
 // Its segments are bound to columns of another length: it refuses, though by bytes it is nearly empty.
 TEST_F(IndexTest, StoreThatRefusesForWantOfRoomGetsItWhateverItHolds) {
   index->volumes(store0, {{{0, 0, std::uint64_t{1} << 40, 0}}}, at_s(1));

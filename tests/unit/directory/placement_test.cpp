@@ -174,6 +174,33 @@ TEST(Placements, AbsentMembersAreStoodInForOrMissed) {
   EXPECT_FALSE(placements.choose(1, whole({4, 2}), start));  // more than the code can lose
 }
 
+TEST(Placements, SpentMembersAreStoodInForAndCountedWhereNobodyCan) {
+  Placements placements = made({4, 2}, 7);
+  const auto spend = [&](std::uint32_t node) {
+    placements.set({node, 0}, {{"h" + std::to_string(node), "", ""}, true, 0, true});
+  };
+  spend(3);
+  for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) {
+    const auto choice = placements.choose(stripe, whole({4, 2}), start);
+    ASSERT_TRUE(choice);
+    EXPECT_EQ(choice->spent, 0U);
+    EXPECT_EQ(std::count(choice->targets.begin(), choice->targets.end(), Target{3, 0}), 0);
+  }
+  EXPECT_NE(placements.substitute({}, {}), (Target{3, 0}));
+  spend(4);
+  for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) {
+    const auto choice = placements.choose(stripe, whole({4, 2}), start);
+    ASSERT_TRUE(choice);
+    EXPECT_EQ(choice->spent, 1U);
+    EXPECT_EQ(choice->unreachable, 0U);
+    EXPECT_EQ(std::set<Target>(choice->targets.begin(), choice->targets.end()).size(), 6U);
+  }
+  // What has to be made anew goes there when there is nothing else.
+  std::vector<Target> others;
+  for (const std::uint32_t node : {0U, 1U, 2U, 5U, 6U}) others.push_back({node, 0});
+  EXPECT_EQ(placements.substitute(others, {}), (Target{3, 0}));
+}
+
 TEST(Placements, ReplacedMemberLeavesTheRecordsAndReturnsAsANewOne) {
   Placements placements = made({2, 1}, 5);
   ASSERT_TRUE(placements.choose(1, whole({2, 1}), start));

@@ -82,7 +82,7 @@ TEST(StripeRead, WhatIsLostOrWrongIsMadeOfTheOthers) {
           ++bad;
           const auto number = static_cast<std::uint16_t>(column);
           if (wrong) {
-            world.spoil(id, number);
+            world.spoil(id, number, 0);
           } else {
             world.stores[world.stripes.at(id).columns.at(number)].columns.erase({id, number});
           }

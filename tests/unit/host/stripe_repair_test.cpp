@@ -256,6 +256,17 @@ TEST(StripeRepair, WhatItsStoreRefusesIsNotWritten) {
   world.expect_nothing_held();
 }
 
+TEST(StripeRepair, IsWrittenWhateverTheWriteBudgetHas) {
+  Repaired world(4);
+  world.lose(0);
+  world.over_budget = 1;
+  world.repair(world.order());
+  world.settle();
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].code, 0u);
+  world.expect_written();
+}
+
 TEST(StripeRepair, OrdersThatCannotBeCarriedOutAreAnsweredAtOnce) {
   Repaired world(4);
   world.lose(0);

@@ -305,6 +305,7 @@ class StripeWorld {
   double fails = 0;
   double flips = 0;
   double no_space = 0;
+  double over_budget = 0;
   Duration work_time{0};  // that a store takes for a layer group, while settle() runs
   std::uint64_t aborts = 0;
   std::uint64_t reads = 0;  // kv_read
@@ -544,10 +545,11 @@ class StripeWorld {
     core->on_peer_up(store.peer, PeerKind::store, store.remote, now);
     turn();
   }
-  // One byte of a column on its store is wrong from now on.
-  void spoil(std::uint64_t stripe, std::uint16_t column) {
+  // One byte of a column on its store is wrong from now on, anywhere or at `at`.  Each group of layers is made of
+  // the others by itself: columns that are wrong in different groups do each other no harm.
+  void spoil(std::uint64_t stripe, std::uint16_t column, std::optional<std::size_t> at = {}) {
     Bytes& bytes = stores[stripes.at(stripe).columns.at(column)].columns.at({stripe, column});
-    bytes[rng.below(bytes.size())] ^= std::byte{0x10};
+    bytes[at ? *at : rng.below(bytes.size())] ^= std::byte{0x10};
   }
 
  private:
@@ -568,6 +570,7 @@ class StripeWorld {
   Code put(Store& store, const wire::kv_put& put) {
     EXPECT_EQ(put.tenant, tenant_of(put.pages.front().keys));
     if (rng.chance(fails)) return Code::io;
+    if (!put.repair && rng.chance(over_budget)) return Code::over_budget;
     if (rng.chance(no_space)) return Code::no_space;
     const MutableByteView slot = slot_bytes(store, put.slot, put.transfer, transfer::Access::read);
     if (slot.empty()) return Code::stale;

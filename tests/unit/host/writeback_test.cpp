@@ -151,6 +151,27 @@ TEST_F(WritebackTest, AFailedColumnTriesAgainAndAFullStoreIsNamed) {
   EXPECT_TRUE(idle());
 }
 
+TEST_F(WritebackTest, WhatIsAboveTheBudgetStaysInTheArenaAndIsNotTriedAgain) {
+  page(1);
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, granted(50));
+  ASSERT_FALSE(heard<wire::kv_put>(store)->repair);
+  say(store, {}, wire::kv_put_done{50, 0, static_cast<std::uint16_t>(Code::over_budget)});
+  EXPECT_EQ(heard<wire::meta_put_abort>(meta)->stripe, 50u);
+  EXPECT_FALSE(heard<wire::meta_put_commit>(meta));  // nobody is to make room
+  EXPECT_TRUE(idle());
+  page(2);
+  ASSERT_TRUE(heard<wire::meta_put_open>(meta, &asked));
+  say(meta, asked, wire::meta_put_opened{static_cast<std::uint16_t>(Code::over_budget), 0, 0, 0, {}, 0});
+  EXPECT_TRUE(idle());
+  advance(seconds(60));
+  EXPECT_FALSE(heard<wire::meta_put_open>(meta));
+  EXPECT_EQ(core->writeback().counters().dropped_over_budget, 2u);
+  EXPECT_EQ(core->writeback().counters().dropped_failed, 0u);
+  EXPECT_EQ(core->writeback().counters().retried, 0u);
+}
+
 TEST_F(WritebackTest, ALostStoreAbortsAndTriesAgain) {
   page(1);
   wire::Scope asked;

@@ -33,12 +33,15 @@ TEST(Format, superblock_comes_back_and_every_changed_byte_is_refused) {
   superblock.sequence = 77;
   superblock.epoch = 5;
   superblock.geometry = *Geometry::of(64 * mib, 4 * mib);
+  superblock.wear = {0x1122334455667788, 99};
   superblock.open = {3, 1, 14};
   Bytes bytes(superblock_bytes);
   superblock_encode(superblock, bytes);
   const auto back = superblock_decode(bytes);
   ASSERT_TRUE(back.ok()) << back.error().message;
   EXPECT_EQ(*back, superblock);
+  EXPECT_EQ(get_le<std::uint64_t>(&bytes[104]), superblock.wear.written_bytes);
+  EXPECT_EQ(get_le<std::uint64_t>(&bytes[2160]), superblock.wear.spent_bytes);
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     bytes[at] ^= std::byte{4};
     EXPECT_FALSE(superblock_decode(bytes).ok()) << at;

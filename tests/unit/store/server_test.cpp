@@ -846,6 +846,67 @@ TEST_F(ServerTest, put_that_found_no_room_on_the_disk_leaves_its_slot_usable) {
   EXPECT_EQ(mount().volume().stats().slots_bad, 0u);
 }
 
+// ---- write budget
+
+TEST_F(ServerTest, put_above_the_budget_is_vetoed_and_a_repair_is_not) {
+  Server::Options options;
+  options.budget = {.endurance_bytes = 4 * mib, .days = 1, .amplification = 1};
+  listen();
+  start(options);
+  server->host_up(host, true);
+  server->meta_up(meta);
+  EXPECT_FALSE(got<wire::meta_volumes>().back().volumes.at(0).spent);
+  std::uint64_t stripe = 0;
+  while (put(++stripe, 8) == Code::ok) ASSERT_LT(stripe, 10u);
+  EXPECT_EQ(stripe, 5u);  // 0.9 MiB each
+  EXPECT_EQ(static_cast<Code>(got<wire::kv_put_done>().back().code), Code::over_budget);
+  EXPECT_EQ(server->counters().puts_over_budget, 1u);
+  EXPECT_EQ(server->counters().puts_refused, 0u);
+  EXPECT_EQ(mount().budget().vetoes(), 1u);
+  EXPECT_GT(mount().budget().vetoed_bytes(), layout.page_bytes(8));
+  EXPECT_GE(mount().budget().written_bytes(), 4 * layout.page_bytes(8));
+  EXPECT_EQ(mount().stats().slots_live, 4u);
+  EXPECT_EQ(mount().state(), DiskState::good);  // nothing is wrong with it
+  const wire::VolumeState told = got<wire::meta_volumes>().back().volumes.at(0);
+  EXPECT_TRUE(told.spent);
+  EXPECT_EQ(told.state, 0u);
+  const std::uint64_t written = mount().budget().written_bytes();
+  wire::kv_put repair = put_of(stripe, 8, sealed_page(stripe, 8));
+  repair.repair = true;
+  const std::size_t before = got<wire::kv_put_done>().size();
+  say(host, repair);
+  ASSERT_TRUE(until([&] { return got<wire::kv_put_done>().size() > before; }));
+  EXPECT_EQ(got<wire::kv_put_done>().back().code, 0u);
+  EXPECT_GT(mount().budget().written_bytes(), written + layout.page_bytes(8));
+  EXPECT_EQ(mount().budget().left_today_bytes(loop.monotonic_now()), 0u);
+}
+
+TEST_F(ServerTest, budget_of_a_volume_is_its_own_and_outlives_the_process) {
+  add_volumes(1);
+  Server::Options options;
+  options.budget = {.endurance_bytes = 2 * mib, .days = 1, .amplification = 1};
+  listen();
+  start(options);
+  server->host_up(host, true);
+  ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+  for (const std::uint64_t stripe : {1u, 2u}) EXPECT_EQ(put_to(0, stripe, 8), Code::ok);
+  EXPECT_EQ(put_to(0, 3, 8), Code::over_budget);
+  EXPECT_EQ(put_to(1, 3, 8), Code::ok);
+  EXPECT_TRUE(mount(0).spent());
+  EXPECT_FALSE(mount(1).spent());
+  const std::uint64_t written = mount(0).budget().written_bytes();
+  bool stopped = false;
+  server->stop([&] { stopped = true; });
+  ASSERT_TRUE(until([&] { return stopped; }));
+  server.reset();
+  start(options);
+  server->host_up(host, true);
+  ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+  EXPECT_GE(mount(0).budget().written_bytes(), written);
+  EXPECT_EQ(put_to(0, 4, 8), Code::over_budget);
+  EXPECT_EQ(put_to(1, 4, 8), Code::ok);
+}
+
 TEST_F(ServerTest, stop_writes_everything_behind) {
   start_with_host();
   for (std::uint64_t stripe = 1; stripe <= 5; ++stripe) ASSERT_EQ(put(stripe, 2), Code::ok);

@@ -272,6 +272,26 @@ TEST(Volume, put_queued_behind_a_failed_metadata_write_is_not_acknowledged) {
   EXPECT_TRUE(shelf.stripes().empty());
 }
 
+TEST(Volume, what_was_written_is_remembered_and_a_kill_forgets_at_most_the_lag) {
+  Shelf shelf(32 * mib, 4 * mib);
+  EXPECT_EQ(shelf.volume->wear(), Wear{});
+  shelf.volume->set_wear({5 * mib, mib});
+  ASSERT_TRUE(shelf.put(1, 8).ok());  // binds a segment, and with it goes a superblock
+  shelf.reopen();
+  EXPECT_EQ(shelf.volume->wear(), (Wear{5 * mib, mib}));
+  shelf.sync_until_clean();
+  ASSERT_TRUE(shelf.put(2, 8).ok());
+  shelf.volume->set_wear({6 * mib, 2 * mib});
+  ASSERT_TRUE(shelf.sync().ok());
+  shelf.reopen();
+  EXPECT_EQ(shelf.volume->wear(), (Wear{5 * mib, mib}));  // no reason for a superblock
+  ASSERT_TRUE(shelf.put(3, 8).ok());
+  shelf.volume->set_wear({5 * mib + Volume::wear_lag_bytes, 3 * mib});
+  ASSERT_TRUE(shelf.sync().ok());
+  shelf.reopen();
+  EXPECT_EQ(shelf.volume->wear(), (Wear{5 * mib + Volume::wear_lag_bytes, 3 * mib}));
+}
+
 TEST(Volume, failed_flush_breaks_the_volume) {
   Shelf shelf(32 * mib, 4 * mib);
   ASSERT_TRUE(shelf.put(1, 8).ok());
