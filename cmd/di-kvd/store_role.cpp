@@ -11,6 +11,7 @@
 #include "base/crypto.h"
 #include "fault_disk.h"
 #include "net/envelope.h"
+#include "store/disk_folder.h"
 
 namespace di::kvd {
 
@@ -28,6 +29,16 @@ constexpr Duration progress_every = seconds(10);
 // The disk is looked at every second; without a look, or with one that found it failed, the store is not ready.
 constexpr Duration disk_late_after = seconds(10);
 
+// In front of a path of store.volumes that is a folder of files.
+constexpr std::string_view folder_mark = "path:";
+
+bool is_folder(std::string_view volume) {
+  return volume.starts_with(folder_mark);
+}
+std::string folder_of(const std::string& volume) {
+  return volume.substr(folder_mark.size());
+}
+
 Status volumes_check(const StoreConfig& config, const std::vector<std::string>& given) {
   if (given.empty()) return {};
   const auto wrong = [](const std::string& what) { return Error{Code::invalid, 0, what}; };
@@ -38,7 +49,13 @@ Status volumes_check(const StoreConfig& config, const std::vector<std::string>& 
   for (std::size_t i = 0; i < given.size(); ++i) {
     const std::string& path = given[i];
     if (path.empty()) return wrong("a path is empty");
-    if (path.front() != '/' && path.find('/') != std::string::npos) {
+    if (is_folder(path)) {
+      const std::string folder = folder_of(path);
+      if (folder.size() < 2 || folder.front() != '/' || folder.back() == '/') {
+        return wrong("'" + path + "' has no absolute path of a folder");
+      }
+    }
+    if (!is_folder(path) && path.front() != '/' && path.find('/') != std::string::npos) {
       return wrong("'" + path + "' is neither an absolute path nor a name");
     }
     if (std::find(given.begin(), given.begin() + static_cast<std::ptrdiff_t>(i), path) !=
@@ -66,7 +83,7 @@ void store_params(config::Params& params, StoreConfig& config) {
                      return volumes_check(config, given);
                    },
                .help = "the files of several volumes, in place of store.path; a name without / is that of "
-                       "RUNDIR/INSTANCE.NAME"});
+                       "RUNDIR/INSTANCE.NAME; path:FOLDER is a folder on a mounted file system"});
   params.size("store.capacity", config.capacity_bytes,
               {.def = 256_MiB,
                .min = 1_MiB,
@@ -112,23 +129,39 @@ Status store_validate(const StoreConfig& config) {
   return {};
 }
 
+std::function<void(std::uint64_t)> StoreRole::progress_of(const std::string& path) const {
+  return [this, path, told = MonotonicClock().now()](std::uint64_t bytes) mutable {
+    const Instant now = MonotonicClock().now();
+    if (now - told < progress_every) return;
+    told = now;
+    log_info("store", "volume is being written once",
+             {{"path", path}, {"bytes", bytes}, {"of_bytes", config_.capacity_bytes}});
+  };
+}
+
 // Under another name until it is whole: a kill in between leaves nothing that looks like a volume.
 Result<store::DiskFile> StoreRole::make_volume(const std::string& path) const {
   const std::string fresh = path + ".new";
   ::unlink(fresh.c_str());
-  const MonotonicClock clock;
-  Instant told = clock.now();
-  const auto progress = [&](std::uint64_t bytes) {
-    if (clock.now() - told < progress_every) return;
-    told = clock.now();
-    log_info("store", "volume is being written once",
-             {{"path", path}, {"bytes", bytes}, {"of_bytes", config_.capacity_bytes}});
-  };
   Result<store::DiskFile> made =
-      store::disk_create(fresh, config_.capacity_bytes, config_.prewrite, progress);
+      store::disk_create(fresh, config_.capacity_bytes, config_.prewrite, progress_of(path));
   if (!made) return made.error();
   if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
   if (std::rename(fresh.c_str(), path.c_str()) != 0) return errno_error("rename " + fresh);
+  log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
+  return made;
+}
+
+// The same.
+Result<store::DiskFile> StoreRole::make_folder(const std::string& path) const {
+  const std::string folder = folder_of(path);
+  const std::string fresh = folder + ".new";
+  store::folder_remove(fresh);
+  Result<store::DiskFile> made =
+      store::folder_create(fresh, config_.capacity_bytes, config_.prewrite, progress_of(path));
+  if (!made) return made.error();
+  if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
+  if (Status named = store::folder_rename(fresh, folder); !named.ok()) return named.error();
   log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
   return made;
 }
@@ -151,8 +184,9 @@ Status StoreRole::make_on_device(const std::string& path, store::Disk& disk) con
 }
 
 Result<StoreRole::Opened> StoreRole::open_volume(const std::string& path) const {
-  Result<store::DiskFile> file = store::disk_open(path);
-  if (!file && file.error().code == Code::not_found) file = make_volume(path);
+  const bool folder = is_folder(path);
+  Result<store::DiskFile> file = folder ? store::folder_open(folder_of(path)) : store::disk_open(path);
+  if (!file && file.error().code == Code::not_found) file = folder ? make_folder(path) : make_volume(path);
   if (!file) return file.error();
   if (file->device) {
     if (Status made = make_on_device(path, *file->disk); !made.ok()) return made.error();
@@ -168,7 +202,7 @@ Result<StoreRole::Opened> StoreRole::open_volume(const std::string& path) const 
                      " bytes and store.segment_bytes = " + std::to_string(geometry.segment_bytes) +
                      ": configure these, or remove the file to make a new volume"};
   }
-  if (!file->direct) log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", path}});
+  if (!file->direct && !folder) log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", path}});
   const store::Volume::Stats stats = (*volume)->stats();
   log_info("store", "volume open",
            {{"path", path},
@@ -208,7 +242,7 @@ Status StoreRole::add_pool(Opened& opened, std::uint16_t volume,
 Status StoreRole::on_prepare(daemon::Daemon& daemon) {
   std::vector<std::string> paths = config_.volumes;
   for (std::string& path : paths) {
-    if (path.front() != '/') path = daemon.path(path);
+    if (path.front() != '/' && !is_folder(path)) path = daemon.path(path);
   }
   if (paths.empty()) paths = {config_.path.empty() ? daemon.path("volume") : config_.path};
   for (const std::string& path : paths) {

@@ -55,6 +55,9 @@ class StoreRole final : public daemon::Program {
   };
   Result<Opened> open_volume(const std::string& path) const;
   Result<store::DiskFile> make_volume(const std::string& path) const;
+  Result<store::DiskFile> make_folder(const std::string& path) const;
+  // Tells now and then how far a volume is that is being made.
+  [[nodiscard]] std::function<void(std::uint64_t)> progress_of(const std::string& path) const;
   Status make_on_device(const std::string& path, store::Disk& disk) const;
   // Gives an opened volume its thread.
   Status add_pool(Opened& opened, std::uint16_t volume, std::shared_ptr<store::DiskFigures> figures) const;

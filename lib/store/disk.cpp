@@ -5,58 +5,21 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
-#include "base/assert.h"
 #include "base/fd.h"
 #include "base/time.h"
+#include "store/disk_access.h"
 
 namespace di::store {
 
 namespace {
-
-bool aligned(std::uint64_t value) {
-  return value % disk_align_bytes == 0;
-}
-
-// What is left of an access, as the kernel takes it.
-class Vector {
- public:
-  template <class View>
-  explicit Vector(std::span<const View> pieces) {
-    DI_ASSERT(pieces.size() <= disk_pieces_max);
-    for (const View& piece : pieces) {
-      if (piece.empty()) continue;
-      // The kernel does not change what it writes from.
-      entries_[count_++] = {const_cast<std::byte*>(piece.data()), piece.size()};
-    }
-  }
-  [[nodiscard]] const iovec* data() const { return &entries_[first_]; }
-  [[nodiscard]] int count() const { return static_cast<int>(count_ - first_); }
-  void advance(std::size_t bytes) {
-    while (bytes > 0) {
-      iovec& entry = entries_[first_];
-      const std::size_t part = std::min(bytes, entry.iov_len);
-      entry.iov_base = static_cast<std::byte*>(entry.iov_base) + part;
-      entry.iov_len -= part;
-      bytes -= part;
-      if (entry.iov_len == 0) ++first_;
-    }
-  }
-
- private:
-  std::array<iovec, disk_pieces_max> entries_{};
-  std::size_t first_ = 0;
-  std::size_t count_ = 0;
-};
 
 // Of what is open, a file or a device.  Errors: invalid (neither), io.
 Result<std::uint64_t> length_of(int fd, const std::string& path) {
@@ -86,13 +49,13 @@ class FileDisk final : public Disk {
   [[nodiscard]] std::string_view path() const override { return path_; }
 
   Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
-    check(offset, to);
-    for (Vector left(to); left.count() > 0;) {
+    disk_check(offset, to, bytes_);
+    for (DiskVector left(to); left.count() > 0;) {
       const ssize_t got = ::preadv(fd_.get(), left.data(), left.count(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return errno_error("read " + path_);
       // A rest that is not aligned cannot be asked for with O_DIRECT: only the end of the file gives one.
-      if (got == 0 || !aligned(static_cast<std::uint64_t>(got))) {
+      if (got == 0 || !disk_aligned(static_cast<std::uint64_t>(got))) {
         return Error{Code::io, 0, "read " + path_ + ": the file is shorter than it was"};
       }
       left.advance(static_cast<std::size_t>(got));
@@ -102,12 +65,12 @@ class FileDisk final : public Disk {
   }
 
   Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
-    check(offset, from);
-    for (Vector left(from); left.count() > 0;) {
+    disk_check(offset, from, bytes_);
+    for (DiskVector left(from); left.count() > 0;) {
       const ssize_t put = ::pwritev(fd_.get(), left.data(), left.count(), static_cast<off_t>(offset));
       if (put < 0 && errno == EINTR) continue;
       if (put < 0) return errno_error("write " + path_);
-      if (put == 0 || !aligned(static_cast<std::uint64_t>(put))) {
+      if (put == 0 || !disk_aligned(static_cast<std::uint64_t>(put))) {
         return Error{Code::io, 0, "write " + path_ + ": a write was cut short"};
       }
       left.advance(static_cast<std::size_t>(put));
@@ -122,16 +85,6 @@ class FileDisk final : public Disk {
   }
 
  private:
-  template <class View>
-  void check(std::uint64_t offset, std::span<const View> pieces) const {
-    std::uint64_t length = 0;
-    for (const View& piece : pieces) {
-      DI_ASSERT(aligned(piece.size()) && aligned(reinterpret_cast<std::uintptr_t>(piece.data())));
-      length += piece.size();
-    }
-    DI_ASSERT(aligned(offset) && offset <= bytes_ && length <= bytes_ - offset);
-  }
-
   Fd fd_;
   std::string path_;
   std::uint64_t bytes_;
@@ -181,8 +134,10 @@ Result<Fd> open_direct(const std::string& path, int flags, bool& direct) {
   return fd;
 }
 
+}  // namespace
+
 // The kernel takes a moment to let go of the ring, and with it of the file, of a process that was killed.
-Status lock(int fd, const std::string& path) {
+Status disk_lock(int fd, const std::string& path) {
   for (int tries = 0; ::flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
     if (errno != EWOULDBLOCK) return errno_error("lock " + path);
     if (tries == 100) return Error{Code::busy, EWOULDBLOCK, path + ": another process has this volume open"};
@@ -191,7 +146,18 @@ Status lock(int fd, const std::string& path) {
   return {};
 }
 
-}  // namespace
+Status disk_prewrite(Disk& disk, const std::function<void(std::uint64_t)>& progress) {
+  constexpr std::uint64_t part_bytes_max = 4 << 20;
+  AlignedBuffer zeros(part_bytes_max);
+  for (std::uint64_t offset = 0; offset < disk.bytes();) {
+    const std::uint64_t part = std::min(disk.bytes() - offset, part_bytes_max);
+    DI_TRY(disk.write(offset, zeros.first(part)));
+    offset += part;
+    if (progress) progress(offset);
+  }
+  // Until here the file system may still count the extents as unwritten.
+  return disk.flush();
+}
 
 void AlignedBuffer::Free::operator()(std::byte* memory) const {
   std::free(memory);
@@ -222,21 +188,21 @@ Result<DiskFile> disk_open(const std::string& path) {
   // Of what was opened, which may be another file than what was looked at.
   const Result<std::uint64_t> bytes = length_of(fd->get(), path);
   if (!bytes) return bytes.error();
-  if (*bytes == 0 || !aligned(*bytes)) {
+  if (*bytes == 0 || !disk_aligned(*bytes)) {
     return Error{Code::corrupt, 0, path + ": the length is no multiple of 4 KiB"};
   }
-  DI_TRY(lock(fd->get(), path));
+  DI_TRY(disk_lock(fd->get(), path));
   file.disk = std::make_unique<FileDisk>(*std::move(fd), path, *bytes);
   return file;
 }
 
 Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool prewrite,
                              const std::function<void(std::uint64_t)>& progress) {
-  DI_ASSERT(bytes > 0 && aligned(bytes));
+  DI_ASSERT(bytes > 0 && disk_aligned(bytes));
   bool direct = false;
   Result<Fd> fd = open_direct(path, O_RDWR | O_CREAT | O_EXCL, direct);
   if (!fd) return fd.error();
-  DI_TRY(lock(fd->get(), path));
+  DI_TRY(disk_lock(fd->get(), path));
   // Space is taken now: a volume never meets a full file system later.
   if (const int failed = ::posix_fallocate(fd->get(), 0, static_cast<off_t>(bytes)); failed != 0) {
     ::unlink(path.c_str());
@@ -246,19 +212,10 @@ Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool 
   file.direct = direct;
   file.disk = std::make_unique<FileDisk>(*std::move(fd), path, bytes);
   if (prewrite) {
-    constexpr std::uint64_t part_bytes_max = 4 << 20;
-    AlignedBuffer zeros(part_bytes_max);
-    for (std::uint64_t offset = 0; offset < bytes;) {
-      const std::uint64_t part = std::min(bytes - offset, part_bytes_max);
-      if (Status status = file.disk->write(offset, zeros.first(part)); !status.ok()) {
-        ::unlink(path.c_str());
-        return status.error();
-      }
-      offset += part;
-      if (progress) progress(offset);
+    if (Status status = disk_prewrite(*file.disk, progress); !status.ok()) {
+      ::unlink(path.c_str());
+      return status.error();
     }
-    // Until here the file system may still count the extents as unwritten.
-    DI_TRY(file.disk->flush());
   }
   return file;
 }

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
@@ -59,6 +60,27 @@ def twice_and_after_killing_everything():
         fleet.await_idle(60)
     finally:
         fleet.close()
+
+
+def a_volume_in_a_folder_is_found_again_after_killing_everything():
+    with tempfile.TemporaryDirectory(prefix="di-far-") as far:
+        volume = f'di-kvd.store0:store.volumes=["path:{far}/kv"]'
+        with Fleet(overrides=[*SURE_HIT, volume, "di-kvd.store0:store.capacity=16MiB"]) as fleet:
+            prompt = words(1000, seed=7)
+            cold = fleet.chat(prompt, temperature=0, max_tokens=4)
+            wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+            row = fleet.ctl("show", "volumes")[0]
+            assert row["path"] == f"path:{far}/kv" and row["state"] == "up" and row["columns"] > 0, row
+            assert sorted(os.listdir(f"{far}/kv")) == ["lock", "part.0"] and os.listdir(far) == ["kv"]
+            fleet.kill_all()
+            fleet.up()
+
+            def warm():
+                reply = fleet.chat(prompt, temperature=0, max_tokens=4)
+                assert reply.text == cold.text, "another text from the store's pages"
+                return reply.cached() > 0.9 * cold.usage["prompt_tokens"]
+            wait_for(warm, "a hit after everything was killed", 60)
+            fleet.await_idle(60)
 
 
 def cold_hit_and_sampled_are_equal_with_a_seed():
@@ -224,7 +246,8 @@ def a_store_without_parity_is_emptied_while_it_can_be_read():
 
 
 if __name__ == "__main__":
-    main([twice_and_after_killing_everything, cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
+    main([twice_and_after_killing_everything, a_volume_in_a_folder_is_found_again_after_killing_everything,
+          cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
           a_store_without_parity_is_emptied_while_it_can_be_read,
           what_a_stores_write_budget_does_not_allow_stays_in_the_arena,
           a_hosts_news_comes_before_the_question_of_who_has_heard_of_it,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 
+#include "store/disk_folder.h"
 #include "tests/unit/store/shelf.h"
 
 namespace di::store {
@@ -128,10 +129,11 @@ std::unique_ptr<MemoryDisk> memory(std::uint64_t bytes, std::uint64_t segment_by
 }
 
 struct RealFile {
-  RealFile() {
+  explicit RealFile(bool folder = false) {
     std::string name = testing::TempDir() + "di-io-XXXXXX";
     directory = ::mkdtemp(name.data());
-    auto made = disk_create(directory + "/0.vol", 64 * mib, false);
+    auto made = folder ? folder_create(directory + "/0.vol", 64 * mib, false, {}, 3 * mib)
+                       : disk_create(directory + "/0.vol", 64 * mib, false);
     EXPECT_TRUE(made.ok());
     disk = std::move(made->disk);
     EXPECT_TRUE(Volume::format(*disk, {8 * mib, {}}).ok());
@@ -207,6 +209,14 @@ TEST(IoPool, everything_at_once_over_io_uring) {
     RealFile file;
     if (auto ring = disk_queue_uring(*file.disk, 8); !ring) GTEST_SKIP() << ring.error().message;
     run_mixed(*file.disk, IoMode::uring, seed);
+  }
+}
+
+TEST(IoPool, mixed_work_over_threads_in_a_folder) {
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    std::printf("seed=%llu\n", static_cast<unsigned long long>(seed));
+    RealFile file(true);
+    run_mixed(*file.disk, IoMode::automatic, seed);
   }
 }
 
