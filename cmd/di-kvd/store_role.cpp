@@ -302,7 +302,8 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
 
   net::Endpoint& endpoint = daemon.endpoint();
   net::take_messages<wire::kv_read, wire::kv_read_cancel, wire::kv_put, wire::kv_free,
-                     wire::meta_inventory_ack>(endpoint, [this](const net::Incoming& in) { deliver(in); });
+                     wire::meta_inventory_ack, wire::meta_inventory_want>(
+      endpoint, [this](const net::Incoming& in) { deliver(in); });
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
   if (const auto bound = daemon.listen(); !bound) return bound.error();
@@ -370,7 +371,8 @@ void StoreRole::deliver(const net::Incoming& in) {
   if (found == peers_.end()) return;
   // Only di-meta frees and answers inventories, only hosts read and put.
   const std::uint16_t number = in.header.number;
-  const bool for_meta = number == wire::kv_free::number || number == wire::meta_inventory_ack::number;
+  const bool for_meta = number == wire::kv_free::number || number == wire::meta_inventory_ack::number ||
+                        number == wire::meta_inventory_want::number;
   if (for_meta != (found->second.program == "di-meta")) return;
   server_->on_message(net::envelope_of(in, found->second.instance));
 }

@@ -65,6 +65,11 @@ void params(config::Params& params, Config& config) {
                 {.max = tenants_max,
                  .unique = "name",
                  .help = "tenants with a quota or a life of their own in the store"});
+  params.duration(
+      "kv.reconcile", config.reconcile,
+      {.def = std::chrono::hours(1),
+       .help = "each store is asked so often what it holds, one at a time, and differences are mended; "
+               "0s: only when it comes"});
   params.string("store.geometry", config.geometry,
                 {.def = "1+0",
                  .check = [](const std::string& text) -> Status {
@@ -121,6 +126,7 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   auto geometry = directory::Geometry::parse(config_.geometry);
   if (!geometry) return geometry.error();
   options.index.placement = {*geometry, config_.lab, config_.slow_start};
+  options.index.reconcile = config_.reconcile;
   options.index.repair = config_.repair;
   options.index.repair_after = config_.repair_after;
   options.index.repairs.bytes_per_s = config_.repair_bytes_per_s;
@@ -211,6 +217,12 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_read_failed_total", failed, c.columns_io, {{"code", "io"}});
   counter("di_meta_columns_passed_over_total", "Columns that went elsewhere because their store is new",
           index.placements().passed_over());
+  counter("di_meta_reconciles_total", "Stores that were asked again what they hold", c.reconciles);
+  counter("di_meta_reconciles_failed_total", "Of them, that did not tell all of it", c.reconciles_failed);
+  const std::string_view differences = "Columns about which a store and the directory disagreed";
+  counter("di_meta_reconcile_differences_total", differences, c.reconciled_missing, {{"what", "missing"}});
+  counter("di_meta_reconcile_differences_total", differences, c.reconciled_back, {{"what", "back"}});
+  counter("di_meta_reconcile_differences_total", differences, c.reconciled_unknown, {{"what", "unknown"}});
   counter("di_meta_inventory_refused_total", "Inventory parts out of order or stale", c.inventory_refused);
   counter("di_meta_columns_duplicate_total", "Second copies of columns that inventories showed",
           c.columns_duplicate);

@@ -29,6 +29,7 @@ struct Config {
   Duration kv_ttl{0};
   Duration kv_ttl_cap{0};
   std::vector<TenantConfig> tenants;
+  Duration reconcile{0};
   std::string geometry;
   bool lab = false;
   directory::RepairPolicy repair = directory::RepairPolicy::all;

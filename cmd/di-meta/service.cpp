@@ -396,13 +396,18 @@ void Service::step_index() {
   const Instant now = loop_.monotonic_now();
   const auto frees = index_.step(now);
   const auto repairs = index_.repairs(now);
-  if (frees.empty() && repairs.empty()) return;
+  const auto asked = index_.reconcile(now);
+  if (frees.empty() && repairs.empty() && !asked) return;
   std::map<std::string, const net::Member*> peers;
   for (const net::Member* peer : endpoint_.peers_up()) peers.emplace(peer->instance, peer);
   for (const directory::Index::Free& free : frees) {
     const auto peer = peers.find(free.store);
     // One that is just going is asked for its inventory when it returns.
     if (peer != peers.end()) static_cast<void>(endpoint_.send(peer->second->id, free.message));
+  }
+  if (asked) {
+    const auto peer = peers.find(asked->store.instance);
+    if (peer != peers.end()) static_cast<void>(endpoint_.send(peer->second->id, asked->message));
   }
   for (const directory::Index::Repair& repair : repairs) {
     const auto peer = peers.find(repair.host.instance);

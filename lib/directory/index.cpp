@@ -169,6 +169,8 @@ bool Index::store_up(const Holder& holder, Instant now, const Labels& labels) {
   store.complete = false;
   store.gone = false;
   store.next_part = 0;
+  store.adopts = true;
+  end_reconcile(*number);
   frees_.store_up(*number, now);
   targets_changed(*number);
   return true;
@@ -199,10 +201,17 @@ void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Ins
   Store* store = store_of(holder, &number);
   if (store == nullptr || message.volumes.size() > volumes_max) return;
   bool failed = false;
+  std::set<std::uint16_t> were_failed;
   // One that is not in the list is not there.
-  for (auto& [volume, state] : store->volumes) state.state = volume_failed;
+  for (auto& [volume, state] : store->volumes) {
+    if (state.state == volume_failed) were_failed.insert(volume);
+    state.state = volume_failed;
+  }
   for (const wire::VolumeState& state : message.volumes) {
-    if (state.volume < volumes_max) store->volumes[state.volume] = state;
+    if (state.volume >= volumes_max) continue;
+    store->volumes[state.volume] = state;
+    // It is back, and may have what was given up meanwhile.
+    if (state.state != volume_failed && were_failed.contains(state.volume)) store->adopts = true;
   }
   for (const auto& [volume, state] : store->volumes) {
     if (state.state != volume_failed) continue;
@@ -261,6 +270,7 @@ void Index::lost(const Holder& holder, Instant now) {
     store->up = false;
     store->complete = false;
     store->away_since = now;
+    end_reconcile(number);
     frees_.store_away(number);
     targets_changed(number);
   }
@@ -566,7 +576,9 @@ Instant Index::next_due() const {
   if (!adopting_.empty()) due = std::min(due, adopting_.begin()->first);
   for (const Store& store : stores_) {
     if (!store.up && !store.gone) due = std::min(due, store.away_since + options_.repair_after);
+    if (!reconciling_) due = std::min(due, store.reconcile_at);
   }
+  if (reconciling_) due = std::min(due, reconcile_until_);
   return due;
 }
 

@@ -24,11 +24,16 @@
 // it is made anew elsewhere, and so is what lies on a store that the operator drains.  A page can be read
 // when its own columns can, or enough others of its stripe.
 //
+// A store tells what it holds when it comes, and again when reconcile() says that it is to be asked: one
+// store at a time, which goes on taking columns meanwhile.  What was committed before the question and is not
+// shown is lost as above, a column that a known stripe had lost is back, and what no stripe names is freed;
+// only a store that comes, or has a volume again, may bring stripes.
+//
 // Freeing is two-phase: out of the map first, then `kv_free` when no lease is left (I3 of spec/store.md).
 //
-// What is evicted, and when, kv/evict.h says for all stores together: a stripe is one of its items from put_open
-// on, held until it is committed.  A store that is above its mark, or says that it has no room, takes the next
-// victims that have a column there.
+// What is evicted, and when, kv/evict.h says for all stores together: a stripe is one of its items from
+// put_open on, held until it is committed.  A store that is above its mark, or says that it has no room,
+// takes the next victims that have a column there.
 //
 // Pure: time is given (the monotonic clock's), messages go in and answers come out; kv_free messages come
 // from step(), meta_repair from repairs().  Owner: the directory's thread.  Bounds: Options; lists inside
@@ -97,6 +102,8 @@ inline constexpr std::uint64_t capacity_unknown = std::uint64_t{1} << 62;
 // Stripes looked at in one step for what has to be repaired, and the pause before the next.
 inline constexpr std::size_t repair_scan_stripes = 4096;
 inline constexpr Duration repair_scan_pause = milliseconds(10);
+// A store that was asked what it holds and has not told all of it by then is asked again next time.
+inline constexpr Duration reconcile_wait = seconds(600);
 
 enum class RepairPolicy : std::uint8_t { off, hot, all };
 
@@ -125,6 +132,8 @@ class Index final : private BlockMap::Keys {
     // `hot`: stripes that were written or planned so recently.
     Duration repair_hot = seconds(3600);
     RepairQueue::Options repairs{};
+    // A store is asked so often what it holds; 0: only when it comes.
+    Duration reconcile{0};
     // Committed stripes are kept in a catalogue: say what changed.
     bool record_changes = false;
   };
@@ -167,6 +176,11 @@ class Index final : private BlockMap::Keys {
     std::uint64_t repairs_started = 0;
     std::uint64_t repairs_failed = 0;
     std::uint64_t repairs_unneeded = 0;   // the column came back in time
+    std::uint64_t reconciles = 0;         // stores asked again what they hold
+    std::uint64_t reconciles_failed = 0;  // that did not tell all of it
+    std::uint64_t reconciled_missing = 0;  // columns that they did not show
+    std::uint64_t reconciled_back = 0;     // that were thought to be lost
+    std::uint64_t reconciled_unknown = 0;  // of no stripe
     std::uint64_t inventory_refused = 0;  // parts out of order or from another generation
     std::uint64_t blocks_refused = 0;     // blocks_max
   };
@@ -243,6 +257,12 @@ class Index final : private BlockMap::Keys {
     wire::meta_repair message;
   };
   [[nodiscard]] std::vector<Repair> repairs(Instant now);
+  // A store to ask for its inventory.
+  struct Question {
+    Holder store;
+    wire::meta_inventory_want message;
+  };
+  [[nodiscard]] std::optional<Question> reconcile(Instant now);
   [[nodiscard]] Instant next_due() const;
 
   // A stripe that the catalogue had, before anybody is there.  Its columns are offered when their stores are
@@ -335,6 +355,9 @@ class Index final : private BlockMap::Keys {
     Instant away_since;
     std::uint32_t inventory = 0;  // counts inventories begun
     std::uint64_t next_part = 0;
+    bool adopts = false;  // its next inventory may bring stripes
+    bool asked = false;   // for an inventory, by the number of `inventory`
+    Instant reconcile_at = instant_never;
     std::map<std::uint16_t, wire::VolumeState> volumes;
     std::uint64_t columns = 0;  // of committed stripes
     std::uint64_t blocks = 0;   // of pages whose first column is among them
@@ -403,6 +426,10 @@ class Index final : private BlockMap::Keys {
   // True when the shard may be freed.
   [[nodiscard]] bool adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant now);
   void settle_adoptions(Instant now);
+  // The store is not being asked any more, nor again before it has told what it holds.
+  void end_reconcile(std::uint32_t number);
+  // It has told all that it holds.
+  void reconciled(std::uint32_t number, Instant now);
 
   [[nodiscard]] bool is_lost(const StripeColumn& column) const;
   [[nodiscard]] std::vector<std::uint16_t> lost_columns(const Stripe& stripe) const;
@@ -439,6 +466,9 @@ class Index final : private BlockMap::Keys {
   bool restoring_ = false;
   std::size_t next_repair_host_ = 0;
   bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over
+
+  std::optional<std::uint32_t> reconciling_;  // a store that was asked
+  Instant reconcile_until_;
 
   std::deque<Store> stores_;  // by number
   std::map<std::string, std::uint32_t> store_numbers_;

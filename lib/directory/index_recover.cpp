@@ -35,6 +35,10 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
   const StripeName name{shard.stripe, shard.fingerprint, shard.tenant};
   const StripeColumn found{number, shard.volume, shard.column, store.inventory};
   if (slot == none) {
+    if (!store.adopts) {
+      ++counters_.reconciled_unknown;
+      return true;
+    }
     if (brings_nothing_new(shard.pages)) return true;
     std::size_t keys = 0;
     for (const wire::PutPage& page : shard.pages) keys += page.keys.size();
@@ -85,6 +89,7 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
     free_column(other.store, shard.stripe, other.column, stripe.column_bytes(other.column), now);
     return false;
   }
+  if (!store.adopts) ++counters_.reconciled_back;
   column_add(slot, found);
   if (stripe.columns().size() == stripe.form().columns_stored()) {
     if (const auto since = adopting_since_.find(shard.stripe); since != adopting_since_.end()) {
@@ -105,10 +110,7 @@ std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
     ++counters_.inventory_refused;
     return std::nullopt;
   }
-  if (message.cursor == 0) {
-    ++store->inventory;
-    store->complete = false;
-  }
+  if (message.cursor == 0 && !store->complete) ++store->inventory;
   store->next_part = message.cursor + 1;
   wire::meta_inventory_ack answer;
   answer.cursor = message.cursor;
@@ -129,14 +131,22 @@ std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
     }
   }
   if (message.last) {
+    // One that nobody asked for says nothing about what it does not show: commits may have overtaken it.
+    const bool asked = store->asked && message.asked == store->inventory;
+    const bool all = !store->complete || asked;
     std::vector<std::pair<std::uint64_t, std::uint16_t>> missing;
-    for (const auto& [id, slot] : stripes_.ids()) {
-      for (const StripeColumn& column : stripes_.at(slot).columns()) {
-        if (column.store == number && column.seen != store->inventory)
-          missing.emplace_back(id, column.column);
+    for (auto at = stripes_.ids().begin(); all && at != stripes_.ids().end(); ++at) {
+      for (const StripeColumn& column : stripes_.at(at->second).columns()) {
+        if (column.store != number || column.seen == store->inventory) continue;
+        // What is on a volume that failed is known to be lost, until the volume is back.
+        if (asked && !can_read(column)) continue;
+        missing.emplace_back(at->first, column.column);
       }
     }
+    if (asked) counters_.reconciled_missing += missing.size();
+    if (all) reconciled(number, now);
     store->complete = true;
+    store->adopts = false;
     if (store->volumes.empty()) store->volumes[0] = wire::VolumeState{};
     for (const auto& [id, column] : missing) {
       const std::uint32_t slot = stripes_.find(id);
@@ -148,6 +158,45 @@ std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
     if (std::exchange(repairs_wait_for_stores_, false)) repair_now(now);
   }
   return answer;
+}
+
+void Index::end_reconcile(std::uint32_t number) {
+  stores_[number].asked = false;
+  stores_[number].reconcile_at = instant_never;
+  if (reconciling_ == number) reconciling_.reset();
+}
+
+void Index::reconciled(std::uint32_t number, Instant now) {
+  Store& store = stores_[number];
+  const bool first = !store.complete;
+  end_reconcile(number);
+  if (options_.reconcile == Duration{0}) return;
+  // Stores that came together are not asked together.
+  const Duration sooner =
+      first ? options_.reconcile / 1024 * static_cast<std::int64_t>(number * 618 % 512) : Duration{0};
+  store.reconcile_at = now + options_.reconcile - sooner;
+}
+
+std::optional<Index::Question> Index::reconcile(Instant now) {
+  if (reconciling_) {
+    if (reconcile_until_ > now) return std::nullopt;
+    ++counters_.reconciles_failed;
+    const std::uint32_t late = *reconciling_;
+    end_reconcile(late);
+    stores_[late].reconcile_at = now + options_.reconcile;
+  }
+  const auto next = std::min_element(stores_.begin(), stores_.end(), [](const Store& a, const Store& b) {
+    return a.reconcile_at < b.reconcile_at;
+  });
+  if (next == stores_.end() || next->reconcile_at > now) return std::nullopt;
+  ++counters_.reconciles;
+  // What is committed from now on need not be shown.
+  ++next->inventory;
+  next->asked = true;
+  next->reconcile_at = instant_never;
+  reconciling_ = static_cast<std::uint32_t>(next - stores_.begin());
+  reconcile_until_ = now + reconcile_wait;
+  return Question{{next->instance, next->generation}, {next->inventory}};
 }
 
 void Index::settle_adoptions(Instant now) {

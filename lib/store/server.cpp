@@ -230,6 +230,14 @@ void Server::on_message(const wire::Envelope& message) {
       if (decode(message, ack)) inventory_acked({message.peer, message.peer_generation}, ack);
       break;
     }
+    case wire::meta_inventory_want::number: {
+      wire::meta_inventory_want want;
+      if (!decode(message, want) || stopping_ || meta_ != Peer{message.peer, message.peer_generation}) break;
+      // One under way began before the question.
+      inventory_start();
+      inventory_->asked = want.asked;
+      break;
+    }
     default:
       ++counters_.malformed;
   }

@@ -202,6 +202,7 @@ class Server {
       std::uint16_t column = 0;
     };
     std::optional<Peer> meta;  // none: only a look
+    std::uint32_t asked = 0;   // number of di-meta's question
     std::vector<Check> found;  // by volume
     std::vector<std::function<void(const std::vector<Check>&)>> waiting;
     std::uint64_t cursor = 0;

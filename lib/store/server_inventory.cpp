@@ -18,7 +18,10 @@ Status Server::check(std::function<void(const std::vector<Check>&)> done) {
 
 void Server::inventory_start() {
   auto fresh = std::make_unique<Inventory>();
-  if (inventory_) fresh->waiting = std::move(inventory_->waiting);
+  if (inventory_) {
+    fresh->waiting = std::move(inventory_->waiting);
+    if (inventory_->meta == meta_) fresh->asked = inventory_->asked;
+  }
   inventory_ = std::move(fresh);
   inventory_->meta = meta_;
   inventory_->number = ++inventories_begun_;
@@ -111,6 +114,7 @@ void Server::inventory_read(std::uint64_t number, std::uint16_t volume, std::siz
   inventory_->last = inventory_->last && inventory_->fresh.empty();
   part.cursor = inventory_->cursor;
   part.last = inventory_->last;
+  part.asked = inventory_->asked;
   send(*inventory_->meta, part);
 }
 

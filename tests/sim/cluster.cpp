@@ -76,6 +76,7 @@ Settings make_settings(Rng& rng, bool calm) {
   settings.overlap = rng.chance(0.7);
   settings.admit = rng.chance(0.7) ? host::Admit::always : host::Admit::second_sighting;
   settings.store_fails = rng.chance(0.4) ? rng.uniform() * 0.2 : 0;
+  settings.reconcile = rng.chance(0.5) ? milliseconds(200 + rng.below(3000)) : Duration{};
   switch (rng.below(3)) {
     case 0:
       break;  // 1+0

@@ -37,6 +37,7 @@ directory::Index::Options index_options(std::uint64_t run, const Settings& setti
   options.placement.geometry = settings.geometry;
   options.placement.lab = true;
   options.repair_after = seconds(3);
+  options.reconcile = settings.reconcile;
   options.repairs.bytes_per_s = std::uint64_t{1} << 30;
   return options;
 }
@@ -143,6 +144,9 @@ void MetaNode::on_time() {
   for (const directory::Index::Repair& repair : index_.repairs(world_.now())) {
     world_.send(process_, wire::Envelope::make(repair.host.instance, repair.host.generation, {}, repair.message));
   }
+  if (const auto asked = index_.reconcile(world_.now()))
+    world_.send(process_,
+                wire::Envelope::make(asked->store.instance, asked->store.generation, {}, asked->message));
 }
 
 Instant MetaNode::turn() {
@@ -178,10 +182,8 @@ kv::StripeShape shape_of(const kv::Layout& layout, const std::vector<wire::PutPa
 void StoreNode::on_peer_up(const Member& peer) {
   if (peer.program == "di-meta") {
     meta_ = host::Peer{peer.instance, peer.generation};
-    listed_.clear();
-    for (const auto& [name, column] : disk_.columns) listed_.push_back(name);
     send(*meta_, wire::meta_volumes{{{0, 0, std::uint64_t{1} << 40, std::uint64_t{1} << 40}}});
-    inventory(0);
+    list(0);
     return;
   }
   Host& host = hosts_[peer.instance];
@@ -251,6 +253,9 @@ void StoreNode::on_message(const wire::Envelope& message) {
       }
       return;
     }
+    case wire::meta_inventory_want::number:
+      if (meta_ == from) list(message.as<wire::meta_inventory_want>()->asked);
+      return;
     case wire::meta_inventory_ack::number: {
       const auto ack = *message.as<wire::meta_inventory_ack>();
       for (const std::uint64_t stripe : ack.unknown) disk_.free(stripe);
@@ -287,10 +292,18 @@ void StoreNode::on_message(const wire::Envelope& message) {
   }
 }
 
+void StoreNode::list(std::uint32_t asked) {
+  asked_ = asked;
+  listed_.clear();
+  for (const auto& [name, column] : disk_.columns) listed_.push_back(name);
+  inventory(0);
+}
+
 void StoreNode::inventory(std::uint64_t cursor) {
   if (!meta_) return;
   wire::meta_inventory part;
   part.cursor = cursor;
+  part.asked = asked_;
   for (std::size_t i = cursor * 3; i < std::min<std::size_t>(listed_.size(), cursor * 3 + 3); ++i) {
     const auto found = disk_.columns.find(listed_[i]);
     if (found != disk_.columns.end()) part.shards.push_back(found->second.record);

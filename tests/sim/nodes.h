@@ -44,6 +44,7 @@ struct Settings {
   bool arbiter = false;
   host::Admit admit = host::Admit::always;
   double store_fails = 0;  // chance of each read and put
+  Duration reconcile{};
   directory::Geometry geometry{};
   std::size_t stores = 1;
   std::vector<engine::ScriptLine> lines;
@@ -141,6 +142,8 @@ class StoreNode final : public Node {
   void read_finish(const TransferId& id, Code code, std::uint32_t last);
   void put(Host& host, const wire::Envelope& message);
   void put_finish(const host::Peer& from, const wire::kv_put& want, Bytes payload);
+  // Lists the columns and sends the first part.
+  void list(std::uint32_t asked);
   void inventory(std::uint64_t cursor);
   template <class M>
   void send(const host::Peer& to, const M& message) {
@@ -156,6 +159,7 @@ class StoreNode final : public Node {
   std::map<TransferId, Transfer> transfers_;
   std::optional<host::Peer> meta_;
   std::vector<std::pair<std::uint64_t, std::uint16_t>> listed_;
+  std::uint32_t asked_ = 0;
 };
 
 // ---- di-kvd host -----------------------------------------------------------------------------------------

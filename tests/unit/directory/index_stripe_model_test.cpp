@@ -41,7 +41,7 @@ class World {
 
   void step() {
     now_ = now_ + milliseconds(static_cast<std::int64_t>(rng_.below(4000)));
-    switch (rng_.below(12)) {
+    switch (rng_.below(13)) {
       case 0:
       case 1:
       case 2:
@@ -64,6 +64,10 @@ class World {
         break;
       case 10:
         if (rng_.chance(0.3)) host_restart();
+        break;
+      case 11:
+        decay();
+        answer();
         break;
       default:
         if (rng_.chance(0.08)) restart();
@@ -92,13 +96,8 @@ class World {
       now_ = now_ + seconds(1);
       run_due();
       while (!running_.empty()) end_repair();
-      if (i == 200) {
-        // An inventory of each shows what a lost answer left behind.
-        for (auto& [name, store] : stores_) {
-          index_->lost({name, store.generation}, now_);
-          returns(name);
-        }
-      }
+      // Every minute each store shows what a lost answer left behind.
+      answer();
     }
     leases_.clear();
     ASSERT_EQ(index_->open_puts(), 0U);
@@ -136,6 +135,7 @@ class World {
     bool up = false;
     std::map<ColumnId, wire::ShardRecord> disk;
   };
+  std::deque<Index::Question> questions_;
   struct Put {
     std::string host;
     std::uint32_t generation = 0;
@@ -250,13 +250,38 @@ class World {
     store.up = true;
     ASSERT_TRUE(index_->store_up(holder, now_, {name, "", ""}));
     index_->volumes(holder, {{{0, 0, std::uint64_t{1} << 40, std::uint64_t{1} << 40}}}, now_);
+    tell(name, holder, 0);
+  }
+  // Something happens on a disk that nobody notices.
+  void decay() {
+    Store& store = pick(stores_)->second;
+    if (store.disk.empty()) return;
+    if (rng_.chance(0.5)) {
+      store.disk.erase(pick(store.disk));
+    } else {
+      // A stripe that was given up, and whose kv_free did not arrive.
+      wire::ShardRecord stray = pick(store.disk)->second;
+      stray.stripe = 1 + rng_.below(1000);
+      store.disk[{stray.stripe, stray.column}] = stray;
+    }
+  }
+  void answer() {
+    if (questions_.empty()) return;
+    const Index::Question asked = questions_.front();
+    questions_.pop_front();
+    const Store& store = stores_.at(asked.store.instance);
+    if (store.up && store.generation == asked.store.generation)
+      tell(asked.store.instance, asked.store, asked.message.asked);
+  }
+  void tell(const std::string& name, const Holder& holder, std::uint32_t asked) {
     std::vector<wire::ShardRecord> all;
-    for (const auto& [id, shard] : store.disk) all.push_back(shard);
+    for (const auto& [id, shard] : stores_.at(name).disk) all.push_back(shard);
     const std::size_t part = 1 + rng_.below(6);
     std::uint64_t cursor = 0;
     for (std::size_t from = 0; from == 0 || from < all.size(); from += part, ++cursor) {
       wire::meta_inventory message;
       message.cursor = cursor;
+      message.asked = asked;
       for (std::size_t i = from; i < std::min(all.size(), from + part); ++i) message.shards.push_back(all[i]);
       message.last = from + part >= all.size();
       const auto ack = index_->inventory(holder, message, now_);
@@ -325,6 +350,8 @@ class World {
       refused_ = refused();
       evicted_ = evicted();
     }
+    options.reconcile = seconds(60);
+    questions_.clear();
     index_.emplace(options, now_);
     if (rng_.chance(0.5)) {
       std::size_t refused = 0;  // those that were being adopted
@@ -394,6 +421,7 @@ class World {
       check_stripe(repair.message.stripe);
       running_.push_back(repair);
     }
+    if (const auto asked = index_->reconcile(now_)) questions_.push_back(*asked);
     ASSERT_GT(index_->next_due(), now_);
   }
 
@@ -503,6 +531,9 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
     sum.columns_repaired += seen.columns_repaired;
     sum.repairs_failed += seen.repairs_failed;
     sum.repairs_unneeded += seen.repairs_unneeded;
+    sum.reconciles += seen.reconciles;
+    sum.reconciled_missing += seen.reconciled_missing;
+    sum.reconciled_unknown += seen.reconciled_unknown;
     if (testing::Test::HasFailure()) {
       std::cout << "seed=" << seed << "\n";
       return;
@@ -511,7 +542,8 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   for (const std::uint64_t count :
        {sum.puts_committed, sum.puts_degraded, sum.puts_no_space, sum.stripes_adopted, sum.stripes_incomplete,
         sum.stripes_missing, sum.stripes_lost, sum.columns_duplicate, sum.columns_corrupt,
-        sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded, refused, evicted}) {
+         sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded, sum.reconciles,
+         sum.reconciled_missing, sum.reconciled_unknown, refused, evicted}) {
     EXPECT_GT(count, 3U);
   }
 }

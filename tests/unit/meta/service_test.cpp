@@ -22,13 +22,14 @@ net::Endpoint::Options quick(bool accept_unregistered) {
 
 // di-meta on the test's loop.
 struct Directory {
-  Directory(loop::Loop& loop, net::InprocNetwork& network, const std::string& path)
+  Directory(loop::Loop& loop, net::InprocNetwork& network, const std::string& path, Duration reconcile)
       : transport(network.make_transport(loop)), endpoint(loop, *transport, quick(true)) {
     auto opened = directory::Catalogue::open(path);
     EXPECT_TRUE(opened) << opened.error().message;
     catalogue = std::make_unique<directory::Catalogue>(*std::move(opened));
     Service::Options options;
     options.index.repairs.bytes_per_s = 1 << 30;
+    options.index.reconcile = reconcile;
     options.directory_beat = [this] { ++directory_beats; };
     options.catalogue_beat = [this] { ++catalogue_beats; };
     options.index.tenants[7] = {.quota_bytes = 8192};
@@ -86,6 +87,8 @@ struct Client {
         [this](const net::Incoming&, const wire::meta_inventory_ack& m) { ack = m; });
     endpoint.on<wire::meta_arena_resync>(
         [this](const net::Incoming&, const wire::meta_arena_resync&) { ++resyncs; });
+    endpoint.on<wire::meta_inventory_want>(
+        [this](const net::Incoming&, const wire::meta_inventory_want& m) { want = m; });
     endpoint.on<wire::meta_repair>([this](const net::Incoming&, const wire::meta_repair& m) { repair = m; });
     endpoint.on<wire::kv_free>([this](const net::Incoming&, const wire::kv_free& m) {
       freed.insert(freed.end(), m.stripes.begin(), m.stripes.end());
@@ -118,6 +121,7 @@ struct Client {
   std::optional<wire::meta_put_opened> opened;
   std::optional<wire::meta_put_committed> committed;
   std::optional<wire::meta_inventory_ack> ack;
+  std::optional<wire::meta_inventory_want> want;
   std::optional<wire::meta_repair> repair;
   std::vector<std::uint64_t> freed;
 };
@@ -129,7 +133,7 @@ class ServiceTest : public testing::Test {
     for (const char* suffix : {"", "-wal", "-shm", ".lock"}) unlink((path + suffix).c_str());
     start();
   }
-  void start() { directory.emplace(loop, network, path); }
+  void start(Duration reconcile = {}) { directory.emplace(loop, network, path, reconcile); }
   std::unique_ptr<Client> enter(const std::string& instance, const std::string& role = "") {
     auto client = std::make_unique<Client>(loop, network, instance, role);
     client->join(loop);
@@ -339,6 +343,31 @@ TEST_F(ServiceTest, RestartFindsWhatTheCatalogueHas) {
   directory.reset();
   start();
   EXPECT_EQ(directory->service->index().stripes(), 0U);
+}
+
+TEST_F(ServiceTest, AStoreIsAskedAgainWhatItHolds) {
+  directory.reset();
+  start(milliseconds(50));
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  ASSERT_TRUE(until([&] { return store->ack.has_value(); }));
+  ASSERT_TRUE(until([&] { return store->want.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  ASSERT_EQ(host->opened->code, 0) << "a store that is asked takes columns";
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  // It came after the question; the next answer has to show it, and does not.
+  const std::uint32_t number = store->want->asked;
+  store->want.reset();
+  store->ask(wire::meta_inventory{0, true, {}, number});
+  ASSERT_TRUE(until([&] { return store->want.has_value(); }));
+  EXPECT_EQ(directory->service->index().stripes(), 1U);
+  EXPECT_GT(store->want->asked, number);
+  store->ask(wire::meta_inventory{0, true, {}, store->want->asked});
+  EXPECT_TRUE(until([&] { return directory->service->index().stripes() == 0; }));
+  EXPECT_EQ(directory->service->index().counters().reconciled_missing, 1U);
 }
 
 TEST_F(ServiceTest, ACatalogueThatIsNotWrittenHasNoHeartbeat) {

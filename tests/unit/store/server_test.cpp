@@ -335,6 +335,31 @@ TEST_F(ServerTest, inventory_shows_what_was_put_while_it_ran) {
   EXPECT_FALSE(server->inventory_running());
 }
 
+TEST_F(ServerTest, inventory_that_is_asked_for_begins_after_the_question) {
+  start_with_host();
+  ASSERT_EQ(put(1, 2), Code::ok);
+  say(meta, wire::meta_inventory_want{4});
+  EXPECT_FALSE(server->inventory_running()) << "it is not connected to this one";
+  server->meta_up(meta);
+  ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() == 1; }));
+  EXPECT_EQ(got<wire::meta_inventory>()[0].asked, 0u);
+  ASSERT_EQ(put(2, 2), Code::ok);
+  // The one under way does not count.
+  say(meta, wire::meta_inventory_want{5});
+  ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() == 2; }));
+  const wire::meta_inventory asked = got<wire::meta_inventory>()[1];
+  EXPECT_EQ(asked.cursor, 0u);
+  EXPECT_EQ(asked.asked, 5u);
+  EXPECT_EQ(asked.shards.size(), 2u);
+  EXPECT_TRUE(asked.last);
+  say(meta, wire::meta_inventory_ack{0, {}});
+  EXPECT_FALSE(server->inventory_running());
+  say(meta, wire::meta_inventory_want{6});
+  ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() == 3; }));
+  EXPECT_EQ(got<wire::meta_inventory>()[2].asked, 6u);
+  EXPECT_EQ(put(3, 2), Code::ok) << "puts go on";
+}
+
 TEST_F(ServerTest, inventory_ends_with_di_meta_and_starts_over_with_the_next) {
   start_with_host();
   ASSERT_EQ(put(1, 2), Code::ok);
