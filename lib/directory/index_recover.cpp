@@ -417,26 +417,40 @@ void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written,
   const RepairQueue::Running ended = repairs_.finish(id, slot != none && !all, now);
   leases_.release(ended.host, ended.lease);
   if (!all) ++counters_.repairs_failed;
+  // What is to be freed is so when all are in their places: a store may have got one column and not another.
+  struct Gone {
+    std::uint32_t store;
+    std::uint16_t column;
+    std::uint64_t bytes;
+    Instant at;
+  };
+  std::vector<Gone> gone;
   for (const RepairQueue::Aim& aim : ended.aims) {
     remove_bytes(aim.target, aim.bytes);
     if (slot == none || !is_written(aim.column)) {
       // Whatever came of it; it may still be being written.
-      free_column(aim.target.store, id, aim.column, aim.bytes,
-                  now + (is_written(aim.column) ? Duration{0} : put_grace));
+      gone.push_back({aim.target.store, aim.column, aim.bytes,
+                      now + (is_written(aim.column) ? Duration{0} : put_grace)});
       continue;
     }
     const StripeColumn* known = stripes_.at(slot).column(aim.column);
     if (known != nullptr) {
       const StripeColumn old = *known;
       if (!is_lost(old)) {  // it came back in the meantime, and one is enough
-        free_column(aim.target.store, id, aim.column, aim.bytes, now);
+        gone.push_back({aim.target.store, aim.column, aim.bytes, now});
         continue;
       }
       column_remove(slot, aim.column);
-      free_column(old.store, id, old.column, aim.bytes, now);
+      gone.push_back({old.store, old.column, aim.bytes, now});
     }
     ++counters_.columns_repaired;
     column_add(slot, {aim.target.store, aim.target.volume, aim.column, stores_[aim.target.store].inventory});
+  }
+  for (const Gone& each : gone) {
+    const StripeColumn* known = slot == none ? nullptr : stripes_.at(slot).column(each.column);
+    // On another volume of the same store: a free does not tell them apart.
+    if (known != nullptr && known->store == each.store) continue;
+    free_column(each.store, id, each.column, each.bytes, each.at);
   }
   if (slot != none && !repairs_.has(id)) consider_repair(slot, now);
 }

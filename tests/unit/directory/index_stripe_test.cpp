@@ -448,6 +448,52 @@ TEST_F(StripeTest, WorstStripesFirstThenThoseInUse) {
   EXPECT_EQ(order, (std::vector<std::uint64_t>{worst.stripe, hot.stripe, cold.stripe}));
 }
 
+// What is freed of the old column must not take the new one with it.
+TEST_F(StripeTest, AColumnIsMadeAnewOnAnotherVolumeOfItsStore) {
+  const auto tell = [&](std::uint16_t failed) {
+    wire::meta_volumes volumes;
+    for (std::uint16_t v = 0; v < 2; ++v) {
+      volumes.volumes.push_back({v, v == failed ? volume_failed : std::uint8_t{0}, 1 << 30, 1 << 30});
+    }
+    index->volumes(store(0), volumes, at_s(1));
+  };
+  tell(2);
+  const auto opened = put(1, 0, 4);
+  const auto there = std::find_if(opened.columns.begin(), opened.columns.end(),
+                                  [&](const wire::Column& column) { return number_of(column) == 0; });
+  ASSERT_NE(there, opened.columns.end());
+  tell(there->volume);
+  step(1);
+  const auto repairs = index->repairs(at_s(1));
+  ASSERT_EQ(repairs.size(), 1U);
+  ASSERT_EQ(repairs[0].message.targets.size(), 1U);
+  EXPECT_EQ(repairs[0].message.targets[0].instance, store(0).instance);
+  EXPECT_NE(repairs[0].message.targets[0].volume, there->volume);
+  finish(repairs[0], 2);
+  index->test_check();
+  step(500);
+  EXPECT_EQ(disks[store(0).instance].count({opened.stripe, there->column}), 1U);
+  EXPECT_EQ(hit(1, 8), 8U);
+}
+
+// In a lab a node may get two columns of a stripe.
+TEST_F(StripeTest, OfTwoColumnsThatAreMadeAnewOnAStoreOneMayFail) {
+  start(7, {.placement = {{4, 2}, true}});
+  const auto offered = pages(1, 0, 4);
+  const auto opened = open(offered);
+  ASSERT_EQ(write(opened, offered, {1, 4}), 0);
+  std::set<int> slow;
+  for (const wire::Column& column : opened.columns) slow.insert(number_of(column));
+  ASSERT_EQ(slow.size(), 6U);
+  for (const int n : slow) index->volumes(store(n), {{{0, 1, 1 << 30, 1 << 30}}}, at_s(1));
+  const auto repairs = index->repairs(at_s(1));
+  ASSERT_EQ(repairs.size(), 1U);
+  ASSERT_EQ(repairs[0].message.targets.size(), 2U);
+  for (const wire::Column& target : repairs[0].message.targets) EXPECT_FALSE(slow.contains(number_of(target)));
+  index->repaired(repairs[0].host, {opened.stripe, code_of(Code::io), {4}}, at_s(2));
+  index->test_check();
+}
+
 TEST_F(StripeTest, FailedRepairsAreTriedAgainLaterByTheNextHost) {
   start(7, {.placement = {{4, 2}, false}});
   const auto offered = pages(1, 0, 4);
