@@ -398,6 +398,14 @@ void PrefillCore::apply_step(const engine::StepResult& step, Instant now) {
   }
 }
 
+void PrefillCore::row_computed(Request& request, const engine::RowResult& row) {
+  tokens_computed_ += row.computed_tokens - request.computed_tokens;
+  blocks_swapped_ += row.swapped_blocks - request.swapped_blocks;
+  request.computed_any = true;
+  request.computed_tokens = row.computed_tokens;
+  request.swapped_blocks = row.swapped_blocks;
+}
+
 void PrefillCore::row_done(Request& request, const engine::RowResult& row, Instant now) {
   request.stepping = false;
   switch (row.state) {
@@ -409,13 +417,13 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
       request.failed_block = std::min(request.failed_block, row.failed_block);
       if (request.failed_block < request.cached_blocks) truncate(request, request.failed_block, now);
       break;
-    case engine::RowState::not_before: request.not_before = row.not_before; return;
+    case engine::RowState::not_before:
+      request.not_before = row.not_before;
+      // Its prefix may be in the pool all the same, and then nothing of that can be given up any more.
+      if (row.computed_tokens > 0) row_computed(request, row);
+      return;
     case engine::RowState::computed:
-      tokens_computed_ += row.computed_tokens - request.computed_tokens;
-      blocks_swapped_ += row.swapped_blocks - request.swapped_blocks;
-      request.computed_any = true;
-      request.computed_tokens = row.computed_tokens;
-      request.swapped_blocks = row.swapped_blocks;
+      row_computed(request, row);
       break;
   }
   if (row.has_token && request.cancel_asked) return end(request.handle, request.cancel_code, "stopped", now);

@@ -112,6 +112,7 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   void ready_moved(Request& request, const wire::kv_ready& ready, Instant now);
   void handed(Request& request, const wire::kv_handed& answer, Instant now);
   void stop(Request& request, Code code, Instant now);
+  void row_computed(Request& request, const engine::RowResult& row);
   void row_done(Request& request, const engine::RowResult& row, Instant now);
   void apply_step(const engine::StepResult& step, Instant now);
   // Splits blocks [first, last) into pages and asks for slots for them.

@@ -729,6 +729,23 @@ TEST_F(PrefillTest, ADelayedRowDoesNotSpinItsTimer) {
   EXPECT_EQ(batch->plan.rows.size(), 2U);
 }
 
+// What it had cached is in the pool since: neither a late word of a failure nor a long wait takes it back.
+TEST_F(PrefillTest, ADelayedRowKeepsWhatWasSwappedIn) {
+  run(one, 18, 4);
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  done.step.rows[0].state = engine::RowState::not_before;
+  done.step.rows[0].not_before = now + milliseconds(20);
+  done.step.rows[0].computed_tokens = 16;
+  done.step.rows[0].swapped_blocks = 4;
+  give();
+  ready(one, 1, 2);
+  advance(seconds(60));
+  ASSERT_TRUE(take());
+  EXPECT_TRUE(batch->truncations.empty());
+  EXPECT_EQ(batch->plan.rows.size(), 1U);
+}
+
 TEST_F(PrefillTest, CreditFollowsTheWork) {
   begin();
   core->on_router_up("di-router.1", 1);
