@@ -32,15 +32,22 @@ void Frees::store_away(std::uint32_t store) {
   }
 }
 
-std::vector<Frees::Due> Frees::take(const LeaseTable& leases, Instant now) {
+std::vector<Frees::Due> Frees::take(LeaseTable& leases, Instant now) {
   std::vector<Due> out;
+  for (const std::uint64_t stripe : leases.take_let_go()) {
+    const auto held = held_.extract(stripe);
+    if (held.empty()) continue;
+    for (const Id& id : held.mapped()) {
+      if (up_.contains(id.store)) due_.emplace(pending_.at(id).at, id);
+    }
+  }
   while (!due_.empty() && due_.begin()->first <= now) {
     const Id id = due_.begin()->second;
     const auto at = pending_.find(id);
     due_.erase(due_.begin());
     if (leases.holds(id.stripe)) {
-      at->second.at = std::max(leases.next_due(), now + milliseconds(100));
-      due_.emplace(at->second.at, id);
+      leases.watch(id.stripe);
+      held_[id.stripe].insert(id);
       continue;
     }
     bytes_.at(id.store) -= at->second.bytes;
@@ -70,7 +77,9 @@ void Frees::test_check() const {
   for (const auto& [id, pending] : pending_) {
     bytes[id.store] += pending.bytes;
     const bool armed = due_.contains({pending.at, id});
-    DI_ASSERT(armed == up_.contains(id.store));
+    const auto held = held_.find(id.stripe);
+    const bool waits = held != held_.end() && held->second.contains(id);
+    DI_ASSERT(up_.contains(id.store) ? armed || waits : !armed);
     due += armed ? 1 : 0;
   }
   DI_ASSERT(due == due_.size());

@@ -1,7 +1,8 @@
 // directory/frees.h: slots of stores that nothing in the directory names any more.
 //
-// Freeing is two-phase (I3 of spec/store.md): out of the directory first, then `kv_free` when no lease holds
-// the stripe and the time has come.  What a store that is away has to free waits until it is back.  An entry
+// Freeing is two-phase (I3 of spec/store.md): out of the directory first, then `kv_free` when the time has come
+// and no lease holds the stripe, which is when its last one ends.  What a store that is away has to free waits
+// until it is back.  An entry
 // is one column of a stripe on one store, or all that the store has of it.
 //
 // Pure.  Owner: the directory's thread.  Bound: one entry per column that was in the directory.
@@ -33,8 +34,9 @@ class Frees {
     std::uint64_t stripe = 0;
     std::uint32_t column = 0;
   };
-  // Takes out what is due and held by no lease.
-  [[nodiscard]] std::vector<Due> take(const LeaseTable& leases, Instant now);
+  // Takes out what is due and held by no lease; has the leases watch the rest of it.
+  [[nodiscard]] std::vector<Due> take(LeaseTable& leases, Instant now);
+  // Of what no lease keeps.
   [[nodiscard]] Instant next_due() const { return due_.empty() ? instant_never : due_.begin()->first; }
 
   // Something of the stripe on that store is on its way out: the column, or all of it.
@@ -58,6 +60,7 @@ class Frees {
   };
   std::map<Id, Pending> pending_;
   std::set<std::pair<Instant, Id>> due_;  // of stores that are up
+  std::map<std::uint64_t, std::set<Id>> held_;  // by stripe: was due, and waits for the end of leases
   std::set<std::uint32_t> up_;
   std::map<std::uint32_t, std::uint64_t> bytes_;
 };

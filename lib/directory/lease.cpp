@@ -10,7 +10,7 @@ std::uint64_t LeaseTable::take(const Holder& holder, const RequestId& request,
                                std::vector<std::uint64_t> stripes, Instant now) {
   if (leases_.size() >= options_.leases_max) return 0;
   const std::uint64_t number = next_++;
-  for (const std::uint64_t stripe : stripes) ++held_[stripe];
+  for (const std::uint64_t stripe : stripes) ++held_[stripe].leases;
   const Instant expires = now + options_.ttl;
   leases_.emplace(number, Lease{holder, request, std::move(stripes), expires, now + options_.cap});
   due_.emplace(expires, number);
@@ -46,6 +46,12 @@ std::size_t LeaseTable::release_holder(const Holder& holder) {
   return ended;
 }
 
+void LeaseTable::watch(std::uint64_t stripe) {
+  const auto held = held_.find(stripe);
+  DI_ASSERT(held != held_.end());
+  held->second.watched = true;
+}
+
 std::size_t LeaseTable::expire(Instant now) {
   std::size_t ended = 0;
   while (!due_.empty() && due_.begin()->first <= now) {
@@ -60,8 +66,10 @@ std::size_t LeaseTable::expire(Instant now) {
 LeaseTable::Leases::iterator LeaseTable::end(Leases::iterator at) {
   for (const std::uint64_t stripe : at->second.stripes) {
     const auto held = held_.find(stripe);
-    DI_ASSERT(held != held_.end() && held->second > 0);
-    if (--held->second == 0) held_.erase(held);
+    DI_ASSERT(held != held_.end() && held->second.leases > 0);
+    if (--held->second.leases > 0) continue;
+    if (held->second.watched) let_go_.push_back(stripe);
+    held_.erase(held);
   }
   due_.erase({at->second.expires, at->first});
   return leases_.erase(at);

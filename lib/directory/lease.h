@@ -3,10 +3,11 @@
 // A plan takes one lease over its stripes, bound to the request and to the holder (instance and
 // generation) that asked.  It lives `ttl` unless renewed, never longer than `cap`, and ends with its
 // holder.  While a stripe is held it is not freed on its store, so no slot is written again under a
-// reader.  Pure: time is given; it is the monotonic clock's (path.md section 1).
+// reader; whoever waits to free it has it watched, and hears when the last lease over it has ended.
+// Pure: time is given; it is the monotonic clock's (path.md section 1).
 //
 // Owner: the directory's thread.  Bound: Options::leases_max leases, each over at most the stripes of
-// one plan.  Numbers start at Options::first, so that a holder of an earlier run of di-meta never
+// one plan; of what is watched, the held stripes.  Numbers start at Options::first, so that a holder of an earlier run of di-meta never
 // renews or releases somebody else's.
 #pragma once
 
@@ -59,8 +60,16 @@ class LeaseTable {
   std::size_t expire(Instant now);
 
   [[nodiscard]] bool holds(std::uint64_t stripe) const { return held_.contains(stripe); }
+  // One that is held (asserted).
+  void watch(std::uint64_t stripe);
+  // Those of the watched that nothing holds any more, each once.
+  [[nodiscard]] std::vector<std::uint64_t> take_let_go() { return std::exchange(let_go_, {}); }
   [[nodiscard]] std::size_t count() const { return leases_.size(); }
-  [[nodiscard]] Instant next_due() const { return due_.empty() ? instant_never : due_.begin()->first; }
+  // At once when take_let_go() has something.
+  [[nodiscard]] Instant next_due() const {
+    if (!let_go_.empty()) return Instant{};
+    return due_.empty() ? instant_never : due_.begin()->first;
+  }
   [[nodiscard]] Duration ttl() const { return options_.ttl; }
   [[nodiscard]] Duration cap() const { return options_.cap; }
 
@@ -79,7 +88,12 @@ class LeaseTable {
   std::uint64_t next_;
   Leases leases_;
   std::set<std::pair<Instant, std::uint64_t>> due_;
-  std::unordered_map<std::uint64_t, std::uint32_t> held_;  // stripe -> leases over it; never iterated
+  struct Hold {
+    std::uint32_t leases = 0;
+    bool watched = false;
+  };
+  std::unordered_map<std::uint64_t, Hold> held_;  // by stripe; never iterated
+  std::vector<std::uint64_t> let_go_;
 };
 
 }  // namespace di::directory

@@ -480,6 +480,38 @@ TEST_F(IndexTest, NothingIsFreedUnderALease) {
   EXPECT_EQ(index->leases(), 0U);
 }
 
+// The lease of the read that found the damage kept its column for ten seconds after it was given back.
+TEST_F(IndexTest, WhatALeaseKeptIsFreedWhenTheLastOneEnds) {
+  const std::uint64_t stripe = put(1, 0, 2, 1);
+  const auto first = plan(1, 0, 2, 1);
+  const auto second = plan(1, 0, 2, 1);
+  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  EXPECT_TRUE(index->step(at_s(2)).empty());
+  index->release(host0, {{first.lease}});
+  EXPECT_TRUE(index->step(at_s(2)).empty());
+  index->release(host0, {{second.lease}});
+  EXPECT_LE(index->next_due(), at_s(2));
+  index->test_check();
+  const auto freed = index->step(at_s(2));
+  ASSERT_EQ(freed.size(), 1U);
+  EXPECT_EQ(freed[0].message.stripes, std::vector<std::uint64_t>{stripe});
+  EXPECT_EQ(index->pending_frees(), 0U);
+}
+
+TEST_F(IndexTest, WhatALeaseKeptWaitsForItsStoreToo) {
+  const std::uint64_t stripe = put(1, 0, 2, 1);
+  const auto planned = plan(1, 0, 2, 1);
+  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  EXPECT_TRUE(index->step(at_s(2)).empty());
+  index->lost(store0, at_s(3));
+  index->release(host0, {{planned.lease}});
+  EXPECT_TRUE(index->step(at_s(3)).empty());
+  index->test_check();
+  EXPECT_EQ(index->pending_frees(), 1U);
+  ASSERT_TRUE(index->store_up({store0.instance, store0.generation + 1}, at_s(4)));
+  EXPECT_EQ(index->step(at_s(4)).size(), 1U);
+}
+
 TEST_F(IndexTest, LossOfTheHolderEndsItsLeases) {
   const std::uint64_t stripe = put(1, 0, 2);
   static_cast<void>(plan(1, 0, 2));

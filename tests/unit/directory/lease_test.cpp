@@ -58,6 +58,23 @@ TEST(Lease, TwoLeasesHoldAStripeUntilBothEnd) {
   EXPECT_EQ(table.count(), 0U);
 }
 
+TEST(Lease, WhatIsWatchedIsToldWhenItsLastLeaseEnds) {
+  LeaseTable table({});
+  const std::uint64_t first = table.take(host0, request, {7, 8}, at_s(0));
+  static_cast<void>(table.take(host1, request, {7}, at_s(5)));
+  table.watch(7);
+  table.release(host0, first);
+  EXPECT_TRUE(table.take_let_go().empty());
+  EXPECT_EQ(table.next_due(), at_s(15));
+  EXPECT_EQ(table.expire(at_s(15)), 1U);
+  EXPECT_EQ(table.next_due(), Instant{});
+  EXPECT_EQ(table.take_let_go(), std::vector<std::uint64_t>{7});
+  EXPECT_EQ(table.next_due(), instant_never);
+  // Watched once, told once.
+  table.release(host0, table.take(host0, request, {7}, at_s(16)));
+  EXPECT_TRUE(table.take_let_go().empty());
+}
+
 TEST(Lease, LossOfTheHolderFreesOnlyItsGeneration) {
   LeaseTable table({});
   static_cast<void>(table.take(host0, request, {1}, at_s(0)));
