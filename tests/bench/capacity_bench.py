@@ -16,6 +16,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask  # noqa: E402
 from faults import engine_overrides  # noqa: E402
 from fleet import SOURCE, SURE_HIT, words, write_backs_done  # noqa: E402
 from spread import GrowingFleet  # noqa: E402
@@ -40,12 +41,6 @@ class SomeStores(GrowingFleet):
         self.blocks = {name: block for name, block in self.blocks.items() if "node" not in name or name in kept}
 
 
-def ask(fleet, prompt):
-    reply = fleet.chat(prompt, temperature=0, max_tokens=2)
-    assert reply.status == 200 and reply.done, (reply.status, reply.error)
-    return reply
-
-
 def fetched(fleet):
     return fleet.metric(HOST, "di_kv_read_bytes_total")
 
@@ -56,7 +51,7 @@ def rate(fleet, prompts):
     before = fetched(fleet)
     begin = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-        replies = list(pool.map(lambda prompt: ask(fleet, prompt), prompts))
+        replies = list(pool.map(lambda prompt: ask(fleet, prompt, max_tokens=2), prompts))
     took = time.perf_counter() - begin
     assert all(reply.cached() >= PAGES * PAGE_TOKENS for reply in replies), [reply.cached() for reply in replies]
     return (fetched(fleet) - before) / took
@@ -69,7 +64,7 @@ def measure(nodes, rounds):
     with SomeStores(nodes, rows) as fleet:
         prompts = [words(PAGES * PAGE_TOKENS + 8, seed=100 * nodes + i) for i in range(PROMPTS_A_NODE * nodes)]
         for prompt in prompts:
-            ask(fleet, prompt)
+            ask(fleet, prompt, max_tokens=2)
         write_backs_done(fleet)
         pages = [fleet.metric(f"di-kvd.node{i}", "di_store_payload_bytes") for i in range(nodes)]
         return statistics.median(rate(fleet, prompts) for _ in range(rounds)), statistics.mean(pages) / max(pages)

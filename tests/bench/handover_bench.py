@@ -13,7 +13,8 @@ import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import pieces, script_fleet, wait_for, words  # noqa: E402
+from asking import ask  # noqa: E402
+from fleet import pieces, script_fleet, words  # noqa: E402
 
 BLOCK_TOKENS = 64
 BLOCK_BYTES = 64 * 70272
@@ -24,17 +25,19 @@ ROUNDS = 9
 def fleet(seat_ahead):
     lines = [{"match": "", "pieces": pieces(*"abcdef"), "finish": "stop"}]
     wide = ["engine.script_layout=v3", "kv.pool=2GiB"]
-    return script_fleet(lines, conf="etc/local-2p2d", overrides=[
+    made = script_fleet(lines, conf="etc/local-2p2d", overrides=[
         *(f"{program}:{row}" for program in ("di-prefill", "di-decode") for row in wide),
         f"di-prefill:prefill.chunk_tokens={BLOCK_TOKENS}", f"di-prefill:engine.step_delay_ms={CHUNK_MS}",
         "di-kvd.hosta:kv.arena_bytes=2147483648", "di-kvd.hostb:kv.arena_bytes=2147483648",
         "di-kvd.store0:store.capacity=1GiB", "di-kvd.store0:store.segment_bytes=67108864",
         f"di-router:request.seat_ahead={seat_ahead}"])
+    made.place("a", "b")
+    return made
 
 
 def wait_us(fleet, blocks, seed):
-    reply = fleet.chat(words(blocks * BLOCK_TOKENS, seed=seed), max_tokens=4, temperature=0)
-    assert reply.status == 200 and reply.text == "abcd", (reply.status, reply.error, reply.text)
+    reply = ask(fleet, words(blocks * BLOCK_TOKENS, seed=seed), max_tokens=4)
+    assert reply.text == "abcd", reply.text
     at = {}
     for row in fleet.ctl("explain", reply.request_id):
         at.setdefault(row["event"], row["at_us"])
@@ -45,7 +48,7 @@ def main():
     print(f"{'pages':<10}{'MB':>6}{'prefill ms':>12}{'decode waits ms, median of ' + str(ROUNDS):>36}")
     waits = {}
     for name, seat_ahead in (("overlapped", "10s"), ("at the end", "1us")):
-        with script_fleet_ready(seat_ahead) as f:
+        with fleet(seat_ahead) as f:
             for blocks in (2, 15):
                 rows = [wait_us(f, blocks, 1000 * blocks + i) for i in range(ROUNDS)]
                 waits[name, blocks] = statistics.median(r[0] for r in rows)
@@ -55,14 +58,6 @@ def main():
     ratio = waits["overlapped", 15] / waits["at the end", 15]
     print(f"64 MB overlapped over at the end: {ratio:.2f}; over 4 MB overlapped: "
           f"{waits['overlapped', 15] / waits['overlapped', 2]:.2f}")
-
-
-def script_fleet_ready(seat_ahead):
-    f = fleet(seat_ahead)
-    for instance in ("di-prefill.b", "di-decode.a"):  # prefill on a, decode on b
-        f.ctl("drain", instance)
-    wait_for(lambda: sum(r.get("state") == "draining" for r in f.ctl("show", "fleet")) >= 2, "the drain")
-    return f
 
 
 if __name__ == "__main__":

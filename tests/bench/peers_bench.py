@@ -32,6 +32,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from keys import free_port  # noqa: E402
+
 UNIT_BYTES = 1 << 20
 UNITS = 64  # of both arenas, and of one transfer
 TRANSFERS = 2  # a round; transfer_bench gets as many units
@@ -146,12 +149,6 @@ def mooncake_rounds(rounds):
     finally:
         master.kill()
         master.wait()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def await_port(port):

@@ -26,6 +26,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask  # noqa: E402
 from fleet import SURE_HIT, members, pieces, script_fleet, wait_for, words  # noqa: E402
 
 BLOCK_TOKENS = 64
@@ -75,9 +76,9 @@ def sockets(total):
     return sum(got) / took
 
 
-def ask(fleet, prompt):
-    reply = fleet.chat(prompt, max_tokens=2, temperature=0)
-    assert reply.status == 200 and reply.text == "ab", (reply.status, reply.error, reply.text)
+def ask_two(fleet, prompt):
+    reply = ask(fleet, prompt, max_tokens=2)
+    assert reply.text == "ab", reply.text
     return reply
 
 
@@ -99,9 +100,9 @@ def put(fleet, prompt):
     stands still meanwhile, or it would copy as many bytes beside it."""
     before = published(fleet)
     queued = counted(fleet, "di_kv_writebacks_queued_total")
-    ask(fleet, prompt)
+    ask_two(fleet, prompt)
     assert published(fleet) == before
-    again = threading.Thread(target=ask, args=(fleet, prompt))
+    again = threading.Thread(target=ask_two, args=(fleet, prompt))
     begin = time.perf_counter()
     again.start()
     while counted(fleet, "di_kv_writebacks_queued_total") < queued + PAGES:
@@ -121,7 +122,7 @@ def fetch(fleet, prompt):
     fleet.await_idle()  # what is held is not dropped
     fleet.ctl("kv", "drop", "arena", HOST)
     read = fleet.metric(HOST, "di_kv_read_bytes_total")
-    reply = ask(fleet, prompt)
+    reply = ask_two(fleet, prompt)
     rows = fleet.explain(reply.request_id)
     at = {r["event"]: r["at_us"] for r in rows if r["where"] == "di-router"}
     # Without overlap a step begins when everything is there; what it took is on the rank's own clock.

@@ -12,15 +12,11 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask  # noqa: E402
 from fleet import PATIENCE, Fleet, main, pieces, script_fleet, wait_for, words  # noqa: E402
 
 ANSWER = [f"w{i} " for i in range(60)]
 SLOW = {"match": "", "pieces": pieces(*ANSWER, delay_ms=20)}
-
-
-def charges(fleet):
-    path = fleet.run / "journal" / "charges.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def ask_many(fleet, count, seed):
@@ -65,7 +61,7 @@ def huge_bodies_hold_up_nobody():
             client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
                            + fleet.key.encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(request) + request)
         fleet.await_idle()
-        assert len(charges(fleet)) == 5, charges(fleet)
+        assert len(fleet.charges()) == 5, fleet.charges()
 
 
 def every_answer_has_a_request_id():
@@ -104,12 +100,10 @@ def clients_leave_at_every_moment():
         fleet.await_idle()
         assert fleet.chat("x").text == "".join(ANSWER)
 
-        def requests_started():
-            return [m["value"] for m in fleet.ctl("-d", "di-router.0", "show", "metrics")
-                    if m["name"] == "di_http_chat_requests_total"]
         # The record of an answer follows its last byte.
-        wait_for(lambda: requests_started() == [len(charges(fleet))], "a charge record for each request")
-        assert len({c["charge_id"] for c in charges(fleet)}) == len(charges(fleet))
+        wait_for(lambda: fleet.metric("di-router.0", "di_http_chat_requests_total") == len(fleet.charges()),
+                 "a charge record for each request")
+        assert len({c["charge_id"] for c in fleet.charges()}) == len(fleet.charges())
 
 
 def frozen_decode_is_asked_again_when_it_wakes():
@@ -147,15 +141,13 @@ def what_fits_no_pool_is_refused():
 
 
 def damaged_volume_is_never_served():
-    def ask(fleet):
+    def ask_three(fleet):
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            replies = list(pool.map(lambda i: fleet.chat(words(500 + 60 * i, seed=i), max_tokens=16, temperature=0,
-                                                         ignore_eos=True), range(3)))
-        assert all(r.done and not r.error for r in replies), [(r.status, r.error) for r in replies]
+            replies = list(pool.map(lambda i: ask(fleet, words(500 + 60 * i, seed=i), max_tokens=16, ignore_eos=True), range(3)))
         return [r.text for r in replies], [r.cached() for r in replies]
 
     with Fleet(supervise=True) as fleet:
-        cold, none_cached = ask(fleet)
+        cold, none_cached = ask_three(fleet)
         assert none_cached == [0, 0, 0]
         fleet.await_idle()
         volume = fleet.run / "di-kvd.store0.volume"
@@ -167,13 +159,13 @@ def damaged_volume_is_never_served():
                     file.seek(at + rng.randrange(4096))
                     file.write(os.urandom(1))
         fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
-        text, _ = ask(fleet)
+        text, _ = ask_three(fleet)
         assert text == cold
         fleet.await_idle()
         # And a volume that lost its second half, read by a store that had it open, then by a new one.
         os.truncate(volume, len(data) // 2)
         fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
-        assert ask(fleet)[0] == cold
+        assert ask_three(fleet)[0] == cold
         fleet.await_idle()
 
 

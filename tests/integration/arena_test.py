@@ -1,6 +1,7 @@
 """The arena outlives its di-kvd: kill -9, a clean restart, an upgrade of the engines, with a holder process and
 with systemd's descriptor store."""
 
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -9,16 +10,16 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, SOURCE, SURE_HIT, Fleet, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
+from asking import ask, ask_cold, ask_hit  # noqa: E402
+from fleet import BIN, SOURCE, SURE_HIT, Fleet, main, members, running, wait_for, words, write_backs_done  # noqa: E402
 
 HOST = "di-kvd.host0"
 HOLDER = "di-hold.host0"
 # The pages of a prompt are written to the store when they are wanted a second time.
 ONLY_ARENA = f"{HOST}:kv.admit=second_sighting"
-ASK = dict(temperature=0, max_tokens=24)
+SHORT = dict(max_tokens=24)
 
 
 def arena_row(fleet):
@@ -36,13 +37,9 @@ def await_recovered(fleet, pages):
     wait_for(lambda: fleet.metric(HOST, "di_kv_pages_recovered_total") >= pages, "the pages of before", 60)
 
 
-def log_of(fleet, instance):
-    return (fleet.run / f"{instance}.log").read_text()
-
-
 def hit_out_of_the_arena(fleet, prompt, cold):
     """The whole prompt is cached, with the same answer, and the store was not read."""
-    hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **ASK)
+    hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **SHORT)
     assert hit.text == cold.text, (hit.text, cold.text)
     assert fleet.metric(HOST, "di_kv_reads_total") == 0, "the pages came from somewhere else"
 
@@ -50,8 +47,7 @@ def hit_out_of_the_arena(fleet, prompt, cold):
 def survives(sig):
     with Fleet(overrides=[*SURE_HIT, ONLY_ARENA], supervise=True) as fleet:
         prompt = words(900)
-        cold = fleet.chat(prompt, **ASK)
-        assert cold.status == 200 and cold.cached() == 0, cold.error
+        cold = ask_cold(fleet, prompt, **SHORT)
         fleet.await_idle(60)
         before = arena_row(fleet)
         assert before["pages"] > 0, before
@@ -62,22 +58,15 @@ def survives(sig):
         hit_out_of_the_arena(fleet, prompt, cold)
         fleet.await_idle(60)
         for rank in ("di-prefill.0", "di-decode.0"):
-            assert "mapping_kept=true" in log_of(fleet, rank), log_of(fleet, rank)
+            assert "mapping_kept=true" in fleet.log(rank), fleet.log(rank)
         # And once more, on what was recovered.
         serves_again(fleet, fleet.kill(HOST, signal.SIGKILL))
         await_recovered(fleet, before["pages"])
         hit_out_of_the_arena(fleet, prompt, cold)
         fleet.await_idle(60)
         fleet.down()
-        assert not os.path.exists(f"/proc/{holder}/cmdline") or zombie(holder), "the holder outlives the fleet"
+        assert not running(holder), "the holder outlives the fleet"
         assert fleet.holders() == []
-
-
-def zombie(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 def survives_kill_nine():
@@ -91,7 +80,7 @@ def survives_a_clean_restart():
 def survives_its_engines():
     with Fleet(overrides=[*SURE_HIT, ONLY_ARENA, f"{HOST}:kv.prefault=true"], supervise=True) as fleet:
         prompt = words(900, seed=2)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         dead = {i: fleet.kill(i) for i in ("di-prefill.0", "di-decode.0", HOST)}
         for instance, pid in dead.items():
             wait_for(lambda i=instance, p=pid: fleet.pid(i) != p and fleet.alive(i), f"{instance} to be back", 60)
@@ -104,9 +93,8 @@ def survives_its_engines():
 def streams_go_on_over_a_restart():
     with Fleet(overrides=[*SURE_HIT], supervise=True) as fleet:
         prompt = words(300, seed=3)
-        ask = dict(temperature=1, seed=11, max_tokens=160, ignore_eos=True)
-        undisturbed = fleet.chat(prompt, **ask)
-        assert undisturbed.status == 200 and undisturbed.done, undisturbed.error
+        sampled = dict(temperature=1, seed=11, max_tokens=160, ignore_eos=True)
+        undisturbed = ask(fleet, prompt, **sampled)
         for sig in (signal.SIGKILL, signal.SIGTERM):
             seen = 0
             killed = []
@@ -116,9 +104,9 @@ def streams_go_on_over_a_restart():
                 seen += 1
                 if seen == 40:
                     killed.append(fleet.kill(HOST, sig))
-            reply = fleet.chat(prompt, on_chunk=on_chunk, **ask)
+            reply = ask(fleet, prompt, on_chunk=on_chunk, **sampled)
             assert killed, "the stream was over before anything was killed"
-            assert reply.done and reply.text == undisturbed.text, (reply.error, reply.text)
+            assert reply.text == undisturbed.text, reply.text
             serves_again(fleet, killed[0])
             fleet.await_idle(60)
 
@@ -127,19 +115,12 @@ def requests_under_way_when_it_dies_are_right():
     """Prompts are being read and handed over while di-kvd is killed again and again."""
     with Fleet(overrides=[*SURE_HIT], supervise=True) as fleet:
         prompts = [words(250 + 50 * i, seed=20 + i) for i in range(4)]
-        want = [fleet.chat(p, **ASK).text for p in prompts]
+        want = [ask(fleet, p, **SHORT).text for p in prompts]
         for _ in range(3):
-            replies = [None] * len(prompts)
-
-            def ask(i):
-                replies[i] = fleet.chat(prompts[i], **ASK)
-            threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-            for thread in threads:
-                thread.start()
-            dead = fleet.kill(HOST)
-            for thread in threads:
-                thread.join()
-            assert [r.text for r in replies] == want, [r.error for r in replies]
+            with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+                asked = [pool.submit(ask, fleet, prompt, **SHORT) for prompt in prompts]
+                dead = fleet.kill(HOST)
+                assert [one.result().text for one in asked] == want
             serves_again(fleet, dead)
         fleet.await_idle(60)
 
@@ -147,10 +128,10 @@ def requests_under_way_when_it_dies_are_right():
 def a_holder_that_dies_is_replaced():
     with Fleet(overrides=[*SURE_HIT, ONLY_ARENA], supervise=True) as fleet:
         prompt = words(600, seed=4)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         old = fleet.kill(HOLDER)
         wait_for(lambda: fleet.pid(HOLDER) != old and fleet.alive(HOLDER), "another holder", 30)
-        wait_for(lambda: "parked again" in log_of(fleet, HOST), "the arena to be parked again", 30)
+        wait_for(lambda: "parked again" in fleet.log(HOST), "the arena to be parked again", 30)
         serves_again(fleet, fleet.kill(HOST))
         await_recovered(fleet, 1)
         hit_out_of_the_arena(fleet, prompt, cold)
@@ -188,7 +169,7 @@ def damaged_memory_is_never_served():
     rng = random.Random(9)
     with Fleet(overrides=[*SURE_HIT, ONLY_ARENA]) as fleet:
         prompt = words(600, seed=9)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         fleet.await_idle(60)
         for what in ("payload", "index"):
             dead = fleet.kill(HOST)
@@ -203,30 +184,30 @@ def damaged_memory_is_never_served():
             if what == "payload":
                 wait_for(lambda: fleet.metric(HOST, "di_kv_pages_recovery_bad_total") > 0, "the damage to be found", 60)
                 assert fleet.metric(HOST, "di_kv_pages_recovered_total") == 0
-            again = fleet.chat(prompt, **ASK)
-            assert again.status == 200 and again.text == cold.text, (again.error, again.text)
+            again = ask(fleet, prompt, **SHORT)
+            assert again.text == cold.text, again.text
             fleet.await_idle(60)
 
 
 def without_parking_a_restart_is_cold():
     with Fleet(overrides=[*SURE_HIT, ONLY_ARENA, f"{HOST}:kv.park=off"], supervise=True) as fleet:
         prompt = words(600, seed=5)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         assert fleet.holders() == []
         serves_again(fleet, fleet.kill(HOST))
-        again = fleet.chat(prompt, **ASK)
+        again = ask(fleet, prompt, **SHORT)
         assert again.text == cold.text and again.cached() == 0, again.usage
 
 
 def another_size_makes_a_new_arena():
     with Fleet(overrides=[*SURE_HIT, ONLY_ARENA]) as fleet:
         prompt = words(600, seed=6)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         dead = fleet.kill(HOST)
         fleet.up([f"{HOST}:kv.arena_bytes=134217728"])
         serves_again(fleet, dead)
-        assert "the parked arena is of no use" in log_of(fleet, HOST)
-        again = fleet.chat(prompt, **ASK)
+        assert "the parked arena is of no use" in fleet.log(HOST)
+        again = ask(fleet, prompt, **SHORT)
         assert again.text == cold.text and again.cached() == 0, again.usage
         fleet.await_idle(60)
 
@@ -234,7 +215,7 @@ def another_size_makes_a_new_arena():
 def dropping_an_arena_leaves_the_store():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(600, seed=7)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         fleet.await_idle(60)
         write_backs_done(fleet)
         before = arena_row(fleet)
@@ -242,7 +223,7 @@ def dropping_an_arena_leaves_the_store():
         assert row["pages"] == before["pages"] > 0 and row["blocks"] == before["blocks"] and row["kept_pages"] == 0, row
         assert row["bytes"] == before["evictable_bytes"], (row, before)
         assert arena_row(fleet)["pages"] == 0
-        hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **ASK)
+        hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **SHORT)
         assert hit.text == cold.text
         assert fleet.metric(HOST, "di_kv_reads_total") > 0, "where did the pages come from?"
 
@@ -299,13 +280,13 @@ def survives_with_systemd():
         assert list(manager.kept) == ["arena"], manager.kept
         serves_again(fleet, 0)
         prompt = words(600, seed=8)
-        cold = fleet.chat(prompt, **ASK)
+        cold = ask(fleet, prompt, **SHORT)
         fleet.await_idle(60)
         for _ in range(2):
             process.kill()
             process.wait()
             process = manager.start(fleet)
-            assert "parked_with=systemd" in log_of(fleet, HOST)
+            assert "parked_with=systemd" in fleet.log(HOST)
             serves_again(fleet, 0)
             await_recovered(fleet, 1)
             hit_out_of_the_arena(fleet, prompt, cold)

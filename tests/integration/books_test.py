@@ -6,6 +6,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import books  # noqa: E402
+from asking import ask  # noqa: E402
 from fleet import BIN, SOURCE, Fleet, main, words, write_backs_done  # noqa: E402
 
 
@@ -17,8 +18,7 @@ def checked(fleet, run=None):
 def a_fleet_that_worked_balances_and_a_lost_entry_is_told():
     with Fleet("etc/local") as fleet:
         for seed in (1, 2, 1):
-            reply = fleet.chat(words(1500, seed=seed), temperature=0, max_tokens=8)
-            assert reply.status == 200 and reply.done, reply.error
+            ask(fleet, words(1500, seed=seed), max_tokens=8)
             write_backs_done(fleet)
         fleet.await_idle(60)
         told = checked(fleet)

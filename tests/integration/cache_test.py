@@ -9,15 +9,9 @@ import tempfile
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import (PATIENCE, SOURCE, SURE_HIT, Fleet, chat_hit, main, members, wait_for, words,  # noqa: E402
-                   write_backs_done)
+from asking import BLOCK_TOKENS, ask, ask_cold, ask_hit, read_back  # noqa: E402
+from fleet import PATIENCE, SOURCE, SURE_HIT, Fleet, main, members, wait_for, words, write_backs_done  # noqa: E402
 from spread import GrowingFleet  # noqa: E402
-
-BLOCK_TOKENS = 32
-
-
-def pending_write_backs(fleet):
-    return sum(r["count"] for r in fleet.ctl("show", "gauges") if "write" in r["what"])
 
 
 # D03, D04: the prompt that was asked before, and once more when every process is another one.
@@ -25,13 +19,10 @@ def twice_and_after_killing_everything():
     fleet = Fleet(overrides=[*SURE_HIT])
     try:
         prompt = words(2000)
-        ask = dict(temperature=0, max_tokens=24)
-        cold = fleet.chat(prompt, **ask)
-        assert cold.status == 200 and cold.done, cold.error
+        cold = ask_cold(fleet, prompt, max_tokens=24)
         tokens = cold.usage["prompt_tokens"]
         assert tokens >= 2000, tokens
-        assert cold.cached() == 0, cold.usage
-        hit = chat_hit(fleet, prompt, 0.9 * tokens, **ask)
+        hit = ask_hit(fleet, prompt, 0.9 * tokens, max_tokens=24)
         assert hit.text == cold.text
         sizes = fleet.ctl("show", "missratio")
         present = next(r for r in sizes if r["present"])
@@ -42,7 +33,7 @@ def twice_and_after_killing_everything():
         usage = hit.usage
         assert usage["prompt_cache_hit_tokens"] == hit.cached()
         assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == tokens
-        wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+        write_backs_done(fleet)
 
         def arena(asked):
             row = next(r for r in fleet.ctl("-d", asked, "show", "kv") if r["place"] == "di-kvd.host0")
@@ -53,7 +44,7 @@ def twice_and_after_killing_everything():
         fleet.up()
         # The store's inventory is in the directory as soon as the prompt hits again.
         def warm():
-            reply = fleet.chat(prompt, **ask)
+            reply = ask(fleet, prompt, max_tokens=24)
             assert reply.text == cold.text, "another text from the store's pages"
             return reply.cached() > 0.9 * tokens
         wait_for(warm, "a hit after everything was killed", 60)
@@ -67,8 +58,8 @@ def a_volume_in_a_folder_is_found_again_after_killing_everything():
         volume = f'di-kvd.store0:store.volumes=["path:{far}/kv"]'
         with Fleet(overrides=[*SURE_HIT, volume, "di-kvd.store0:store.capacity=16MiB"]) as fleet:
             prompt = words(1000, seed=7)
-            cold = fleet.chat(prompt, temperature=0, max_tokens=4)
-            wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+            cold = ask(fleet, prompt, max_tokens=4)
+            write_backs_done(fleet)
             row = fleet.ctl("show", "volumes")[0]
             assert row["path"] == f"path:{far}/kv" and row["state"] == "up" and row["columns"] > 0, row
             assert sorted(os.listdir(f"{far}/kv")) == ["lock", "part.0"] and os.listdir(far) == ["kv"]
@@ -76,7 +67,7 @@ def a_volume_in_a_folder_is_found_again_after_killing_everything():
             fleet.up()
 
             def warm():
-                reply = fleet.chat(prompt, temperature=0, max_tokens=4)
+                reply = ask(fleet, prompt, max_tokens=4)
                 assert reply.text == cold.text, "another text from the store's pages"
                 return reply.cached() > 0.9 * cold.usage["prompt_tokens"]
             wait_for(warm, "a hit after everything was killed", 60)
@@ -86,11 +77,11 @@ def a_volume_in_a_folder_is_found_again_after_killing_everything():
 def cold_hit_and_sampled_are_equal_with_a_seed():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(700, seed=2)
-        ask = dict(temperature=2, seed=7, max_tokens=40, ignore_eos=True)
-        cold = fleet.chat(prompt, **ask)
-        hit = chat_hit(fleet, prompt, 1, **ask)
+        sampled = dict(temperature=2, seed=7, max_tokens=40, ignore_eos=True)
+        cold = ask(fleet, prompt, **sampled)
+        hit = ask_hit(fleet, prompt, 1, **sampled)
         assert cold.text == hit.text
-        other = fleet.chat(prompt, **{**ask, "seed": 8})
+        other = ask(fleet, prompt, **{**sampled, "seed": 8})
         assert other.text != cold.text, "the seed has no effect"
 
 
@@ -99,10 +90,10 @@ def users_and_salts_do_not_share():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300, seed=3)
         assert fleet.chat(prompt, max_tokens=2).cached() == 0
-        chat_hit(fleet, prompt, 1, max_tokens=2, temperature=0)
+        ask_hit(fleet, prompt, 1, max_tokens=2)
         assert fleet.chat(prompt, max_tokens=2, cache_salt="s").cached() == 0
         assert fleet.chat(prompt, max_tokens=2, user_id="u").cached() == 0
-        chat_hit(fleet, prompt, 1, max_tokens=2, temperature=0, cache_salt="s")
+        ask_hit(fleet, prompt, 1, max_tokens=2, cache_salt="s")
 
 
 def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
@@ -114,15 +105,15 @@ def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
         prompt = words(length, seed=6)
         replies = {}
 
-        def ask(name):
-            replies[name] = fleet.chat(prompt, max_tokens=2, temperature=0)
-        first = threading.Thread(target=ask, args=["first"])
+        def client(name):
+            replies[name] = ask(fleet, prompt, max_tokens=2)
+        first = threading.Thread(target=client, args=["first"])
         first.start()
         wait_for(lambda: fleet.metric("di-meta.0", "di_meta_matches_total") == 1, "the first match")
         os.kill(pid, signal.SIGSTOP)
         try:
             first.join()
-            second = threading.Thread(target=ask, args=["second"])
+            second = threading.Thread(target=client, args=["second"])
             second.start()
             wait_for(lambda: fleet.ctl("-d", "di-router.0", "show", "requests"), "the second request to be there")
         finally:
@@ -139,8 +130,8 @@ def what_a_stores_write_budget_does_not_allow_stays_in_the_arena():
         prompts = [words(1000, seed=20 + i) for i in range(16)]
         asked = []
         for prompt in prompts:
-            asked.append(fleet.chat(prompt, temperature=0, max_tokens=2))
-            wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+            asked.append(ask(fleet, prompt, max_tokens=2))
+            write_backs_done(fleet)
             if volume()["vetoes"]:
                 break
         row = volume()
@@ -148,8 +139,8 @@ def what_a_stores_write_budget_does_not_allow_stays_in_the_arena():
         assert row["budget_bytes_per_day"] in (budget, budget - 1) and row["budget_left_bytes"] < budget, row
         assert 0 < row["written_bytes"] < budget * 11 // 10 and row["columns"] > 0 and row["days_of_life"] < 36500, row
         # di-meta places nothing there any more, nobody tries again, and nothing is evicted.
-        fleet.chat(words(1000, seed=19), temperature=0, max_tokens=2)
-        wait_for(lambda: pending_write_backs(fleet) == 0, "write-backs to be done", 60)
+        ask(fleet, words(1000, seed=19), max_tokens=2)
+        write_backs_done(fleet)
         assert volume()["vetoes"] == row["vetoes"], volume()
         counts = {(r["name"], r.get("labels") or ""): r["value"] for r in fleet.ctl("show", "metrics")
                   if r["name"].startswith(("di_kv_writebacks", "di_meta_puts", "di_meta_stripes_total"))}
@@ -158,7 +149,7 @@ def what_a_stores_write_budget_does_not_allow_stays_in_the_arena():
         assert of("di_meta_puts_total", "over_budget") > 0 and of("di_meta_stripes_total", "evicted") == 0, counts
         assert of("di_kv_writebacks_retried_total", "") == 0, counts
         for prompt, cold in zip(prompts, asked):
-            hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], temperature=0, max_tokens=2)
+            hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], max_tokens=2)
             assert hit.text == cold.text
         # A restart gives no new day, and forgets nothing of what was written.
         fleet.kill("di-kvd.store0", signal.SIGTERM)
@@ -182,12 +173,12 @@ def stored_blocks(fleet):
 # F22: the blocks of the answer too, to the last full one, and out of the store.
 def the_next_turn_of_a_conversation_hits_the_answer_too():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
-        ask = dict(temperature=0, ignore_eos=True)
+        greedy = dict(temperature=0, ignore_eos=True)
         for seed in range(4, 20):
             prompt = words(100, seed=seed)
             write_backs_done(fleet)
             before = stored_blocks(fleet)
-            answer = post(fleet, "/v1/completions", prompt=prompt, max_tokens=200, **ask)
+            answer = post(fleet, "/v1/completions", prompt=prompt, max_tokens=200, **greedy)
             turn = prompt + answer["choices"][0]["text"]
             tokens = answer["usage"]["total_tokens"]
             # Not every answer of the demo model is read as the tokens that it was written in.
@@ -198,7 +189,7 @@ def the_next_turn_of_a_conversation_hits_the_answer_too():
         write_backs_done(fleet)
         stored = stored_blocks(fleet) - before
         fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
-        next_turn = post(fleet, "/v1/completions", prompt=turn + words(20, seed=1), max_tokens=4, **ask)
+        next_turn = post(fleet, "/v1/completions", prompt=turn + words(20, seed=1), max_tokens=4, **greedy)
         cached = next_turn["usage"]["prompt_tokens_details"]["cached_tokens"]
         # The last token was sampled and never computed with.
         assert cached == (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS, (cached, tokens)
@@ -209,12 +200,12 @@ def the_next_turn_of_a_conversation_hits_the_answer_too():
 def the_directory_away_means_cold_not_down():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
         prompt = words(300, seed=5)
-        warm = fleet.chat(prompt, temperature=0, max_tokens=8)
+        warm = ask(fleet, prompt, max_tokens=8)
         pids = {i: fleet.pid(i) for i in fleet.instances() if i != "di-meta.0"}
         fleet.kill("di-meta.0")
         assert fleet.request("GET", "/health/live", headers={})[0] == 200
-        cold = fleet.chat(prompt, temperature=0, max_tokens=8)
-        assert cold.status == 200 and cold.text == warm.text, cold.error
+        cold = ask(fleet, prompt, max_tokens=8)
+        assert cold.text == warm.text, cold.text
         assert fleet.request("GET", "/health/live", headers={})[0] == 200
         assert all(fleet.alive(i) and fleet.pid(i) == pid for i, pid in pids.items()), pids
 
@@ -222,10 +213,7 @@ def the_directory_away_means_cold_not_down():
 def a_store_without_parity_is_emptied_while_it_can_be_read():
     full, empty, host = "di-kvd.store0", "di-kvd.store1", "di-kvd.host0"
     with GrowingFleet(SOURCE / "tests/integration/two-of-each", SURE_HIT, spare={empty: (full, {"store0": "store1"})}) as fleet:
-        ask = dict(temperature=0, max_tokens=8)
-        prompts = [words(900, seed=seed) for seed in range(3)]
-        cold = [fleet.chat(prompt, **ask) for prompt in prompts]
-        assert all(reply.done and reply.cached() == 0 for reply in cold), [reply.error for reply in cold]
+        texts = {prompt: ask_cold(fleet, prompt, max_tokens=8).text for prompt in [words(900, seed=seed) for seed in range(3)]}
         write_backs_done(fleet)
         columns = fleet.metric(full, "di_store_slots")
         assert columns > 0
@@ -238,10 +226,7 @@ def a_store_without_parity_is_emptied_while_it_can_be_read():
         wait_for(lambda: fleet.metric(full, "di_store_slots") == 0, "what it had to be freed", 60)
         fleet.kill(full)
         wait_for(lambda: full not in members(fleet), "the store to be missed")
-        fleet.ctl("kv", "drop", "arena", host)
-        for prompt, before in zip(prompts, cold):
-            hit = chat_hit(fleet, prompt, 0.9 * before.usage["prompt_tokens"], **ask)
-            assert hit.text == before.text
+        read_back(fleet, texts, host, max_tokens=8)
         fleet.await_idle(60)
 
 

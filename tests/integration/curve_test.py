@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask  # noqa: E402
 from fleet import BIN, PATIENCE, SOURCE, Fleet, main, members, wait_for  # noqa: E402
 from keys import Keyed, Stranger, keygen, refused  # noqa: E402
 
@@ -28,16 +29,14 @@ def keyed_fleet(**kwargs):
         keys.close()
 
 
-def ask(fleet):
-    reply = fleet.chat("What is a seat?", temperature=0, max_tokens=16)
-    assert reply.status == 200 and reply.text, (reply.status, reply.error)
-    return reply.text
+def answer(fleet):
+    return ask(fleet, "What is a seat?", max_tokens=16).text
 
 
 def a_fleet_over_tcp_with_keys_answers():
     with keyed_fleet() as (fleet, keys):
-        first = ask(fleet)
-        assert ask(fleet) == first
+        first = answer(fleet)
+        assert answer(fleet) == first
         rows = fleet.ctl("-d", "di-meta.0", "show", "fleet")
         assert {r["instance"] for r in rows} == set(INSTANCES), rows
         assert all(re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d*", r["control"]) for r in rows), rows
@@ -47,16 +46,16 @@ def a_fleet_over_tcp_with_keys_answers():
         fleet.await_idle()
     # The same answer as in the clear over Unix sockets.
     with Fleet() as fleet:
-        assert ask(fleet) == first
+        assert answer(fleet) == first
 
 
 def a_killed_daemon_comes_back_with_its_key():
     with keyed_fleet(supervise=True) as (fleet, keys):
-        text = ask(fleet)
+        text = answer(fleet)
         for instance in ("di-decode.0", "di-meta.0"):
             dead = fleet.kill(instance)
             wait_for(lambda: fleet.pid(instance) != dead and members(fleet) == set(INSTANCES), f"{instance} to be back")
-        wait_for(lambda: ask(fleet) == text, "the same answer")
+        wait_for(lambda: answer(fleet) == text, "the same answer")
 
 
 def a_key_that_is_not_listed_does_not_join_until_it_is():
@@ -69,9 +68,9 @@ def a_key_that_is_not_listed_does_not_join_until_it_is():
             assert "handshake failed" in stranger.log() and keys.meta in stranger.log()
             assert stranger.process.poll() is None, "it goes on trying"
             assert refused(fleet, "di-meta.0")["key"] >= 3, refused(fleet, "di-meta.0")
-            assert "key refused" in (fleet.run / "di-meta.0.log").read_text()
+            assert "key refused" in fleet.log("di-meta.0")
             assert "di-decode.9" not in members(fleet)
-            ask(fleet)
+            answer(fleet)
             # Listed, everywhere, and it joins.
             (keys.folder / "public_keys").write_text(listed)
             for instance in INSTANCES:
@@ -87,7 +86,7 @@ def a_key_that_is_not_listed_does_not_join_until_it_is():
             wait_for(lambda: not any(r["peer"] == "di-decode.9" for r in fleet.ctl("-d", "di-router.0", "show", "peers")),
                      "the router to lose it")
             assert refused(fleet, "di-meta.0")["revoked"] == 1, refused(fleet, "di-meta.0")
-        ask(fleet)
+        answer(fleet)
 
 
 def a_name_that_is_another_keys_is_refused():

@@ -5,21 +5,21 @@ the scrub finds; what was damaged is made again, byte for byte, which is compare
 
 import collections
 import concurrent.futures
-import contextlib
 import hashlib
+import itertools
 import pathlib
 import random
 import sys
-import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import volume  # noqa: E402
+from asking import ask, meanwhile, read_back  # noqa: E402
 from faults import engine_overrides  # noqa: E402
 from fleet import SURE_HIT, Fleet, main, wait_for, words, write_backs_done  # noqa: E402
+from stores import nothing_is_wrong, repairs_done, stores  # noqa: E402
 
 SEED = 11
-GREEDY = dict(temperature=0, max_tokens=8)
-BLOCK_TOKENS = 32
+SHORT = dict(max_tokens=8)
 PARITY = 2
 HOST = "di-kvd.host0"
 # A part of a page, one page, and stripes of parts and of whole pages.
@@ -28,16 +28,6 @@ ROUNDS = 2
 # Of each store in a round: a disk with more than ten wrong checksums in an hour is taken out of service, and the scrub
 # reads a column twice before it calls it bad.
 PER_STORE = 2
-
-
-def ask(fleet, prompt):
-    reply = fleet.chat(prompt, **GREEDY)
-    assert reply.status == 200 and reply.done and not reply.cut, (reply.status, reply.error)
-    return reply
-
-
-def stores(fleet):
-    return [i for i in fleet.instances() if i.startswith("di-kvd.node")]
 
 
 def on_disks(fleet):
@@ -68,19 +58,6 @@ def everything_stored(fleet):
     return found if all(volume.is_named(column) for column in found.values()) else None
 
 
-def repairs_done(fleet):
-    def done():
-        row = fleet.ctl("-d", "di-meta.0", "kv", "repair")[0]
-        return row["waiting"] == 0 and row["running"] == 0
-    wait_for(done, "repairs to be done", 60)
-
-
-def found_damage(fleet):
-    """Columns of which di-meta heard that they are damaged, by reads and by scrubs."""
-    return sum(row["value"] for row in fleet.ctl("-d", "di-meta.0", "show", "metrics")
-               if row["name"] == "di_meta_read_failed_total" and 'code="corrupt"' in row["labels"])
-
-
 def damage(columns, rng):
     """Some columns of each disk, of no stripe more than the code repairs: what was done to which."""
     done = {}
@@ -102,40 +79,23 @@ def damage(columns, rng):
     return done
 
 
-def read_all(fleet, texts):
-    """Every prompt with nothing of it in the arena: the text as it was, and every page of it was cached."""
-    for prompt, text in texts.items():
-        fleet.ctl("kv", "drop", "arena", HOST)
-        reply = ask(fleet, prompt)
-        assert reply.text == text, "another text"
-        whole = (reply.usage["prompt_tokens"] - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-        assert reply.cached() == whole, (reply.cached(), whole, fleet.explain(reply.request_id))
+def found_damage(fleet):
+    """Columns of which di-meta heard that they are damaged, by reads and by scrubs."""
+    return fleet.metric("di-meta.0", "di_meta_read_failed_total{code=corrupt}")
 
 
-@contextlib.contextmanager
 def load(fleet, texts, seed):
-    """Two clients meanwhile: one asks what is stored, in any order, the other what was never asked."""
-    stop = threading.Event()
+    """Two clients: one asks what is stored, in any order, the other what was never asked."""
+    rng = random.Random(seed)
+    numbers = itertools.count(seed * 1000)
 
     def old():
-        rng = random.Random(seed)
-        while not stop.is_set():
-            prompt = rng.choice(sorted(texts))
-            assert ask(fleet, prompt).text == texts[prompt], "another text under load"
+        prompt = rng.choice(sorted(texts))
+        assert ask(fleet, prompt, **SHORT).text == texts[prompt], "another text under load"
 
     def new():
-        number = 0
-        while not stop.is_set():
-            ask(fleet, words(700, seed=seed * 1000 + number))
-            number += 1
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        clients = [pool.submit(old), pool.submit(new)]
-        try:
-            yield
-        finally:
-            stop.set()
-    for client in clients:
-        client.result()
+        ask(fleet, words(700, seed=next(numbers)), **SHORT)
+    return old, new
 
 
 def scrub(fleet):
@@ -150,9 +110,9 @@ def damage_and_repair(fleet, texts, original, rng, number):
     for name, column in columns.items():
         original.setdefault(name, digest(column))
     before = found_damage(fleet)
-    with load(fleet, texts, SEED * 100 + number):
+    with meanwhile(*load(fleet, texts, SEED * 100 + number)):
         done = damage(columns, rng)
-        read_all(fleet, texts)
+        read_back(fleet, texts, HOST, **SHORT)
     by_reads = found_damage(fleet) - before
     scrub(fleet)
     by_all = found_damage(fleet) - before
@@ -175,17 +135,14 @@ def the_disks_damage_what_is_on_them(real):
         texts = {}
         for number, length in enumerate(lengths):
             prompt = words(length, seed=SEED * 10 + number)
-            texts[prompt] = ask(fleet, prompt).text
+            texts[prompt] = ask(fleet, prompt, **SHORT).text
         write_backs_done(fleet)
         ranks = {i: fleet.pid(i) for i in fleet.instances()}
         original = {}
         for number in range(1 if real else ROUNDS):
             damage_and_repair(fleet, texts, original, rng, number)
-        read_all(fleet, texts)
-        for store in stores(fleet):
-            for row in fleet.ctl("kv", "fsck", store):
-                assert row["state"] == "up" and row["compared_with_di_meta"] and row["slots"] > 0, row
-                assert row["corrupt"] == row["unreadable"] == row["orphans"] == 0, row
+        read_back(fleet, texts, HOST, **SHORT)
+        nothing_is_wrong(fleet)
         # The script engine compares every byte that is swapped in, and a difference ends its process.
         assert {i: fleet.pid(i) for i in ranks if fleet.alive(i)} == ranks
         fleet.await_idle(60)

@@ -14,11 +14,12 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask  # noqa: E402
 from fleet import Fleet, main, wait_for, words  # noqa: E402
 from keys import free_port  # noqa: E402
 
 CONF = "etc/local-2p2d"
-GREEDY = dict(temperature=0, max_tokens=16, ignore_eos=True)
+SHORT = dict(max_tokens=16, ignore_eos=True)
 HEADER = struct.Struct("<4sHBBIHHQQIIQI12s")
 HELLO, WRITE = 1, 3
 
@@ -103,19 +104,14 @@ def watched():
 
 
 def refused(fleet):
-    rows = fleet.ctl("-d", "di-kvd.hostb", "show", "metrics")
-    return {row["labels"]: row["value"] for row in rows if row["name"] == "di_transfer_refused_total"}
-
-
-def count(fleet, why):
-    return sum(value for labels, value in refused(fleet).items() if why in labels)
+    return fleet.metric_by("di-kvd.hostb", "di_transfer_refused_total", "why")
 
 
 def answer(fleet, seed):
     """A prompt that is read on a and answered on b, and what a alone says to it."""
     prompt = words(600, seed=seed)
     fleet.place("a", "a")
-    alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+    alone = ask(fleet, prompt, cache_salt="alone", **SHORT)
     fleet.place("a", "b")
     return prompt, alone.text
 
@@ -132,16 +128,16 @@ def closed(port, data):
 def a_ticket_opens_one_connection():
     with watched() as (fleet, proxy, port):
         prompt, expected = answer(fleet, 1)
-        assert fleet.chat(prompt, **GREEDY).text == expected
+        assert ask(fleet, prompt, **SHORT).text == expected
         assert proxy.hellos, "the hand-over did not pass the proxy"
-        assert count(fleet, "ticket") == 0, refused(fleet)
+        assert refused(fleet)["ticket"] == 0, refused(fleet)
         hellos = list(proxy.hellos)  # the store may come for its column later
         for hello in hellos:
             assert closed(port, hello), "a ticket was taken twice"
         # Another secret under the same name, and the right name of another start.
         assert closed(port, falsified(hellos[0][:64], number=lambda n: n ^ 1) + hellos[0][64:])
-        wait_for(lambda: count(fleet, "ticket") == len(hellos) + 1, "the refusals to be counted")
-        assert fleet.chat(prompt, cache_salt="after", **GREEDY).text == expected
+        wait_for(lambda: refused(fleet)["ticket"] == len(hellos) + 1, "the refusals to be counted")
+        assert ask(fleet, prompt, cache_salt="after", **SHORT).text == expected
 
 
 def strangers_are_shown_the_door():
@@ -152,35 +148,35 @@ def strangers_are_shown_the_door():
                 stranger.sendall(os.urandom(size))
         assert closed(port, os.urandom(4096))
         assert closed(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(64))
-        wait_for(lambda: count(fleet, "malformed") >= 2, "the strangers to be counted")
-        assert fleet.chat(prompt, **GREEDY).text == expected
+        wait_for(lambda: refused(fleet)["malformed"] >= 2, "the strangers to be counted")
+        assert ask(fleet, prompt, **SHORT).text == expected
 
 
 def falsified_frames_are_refused(why, **change):
     with watched() as (fleet, proxy, _):
         prompt, expected = answer(fleet, 3)
         proxy.change = change
-        reply = fleet.chat(prompt, **GREEDY)
-        assert reply.status == 200 and reply.done and reply.text == expected, (reply.error, reply.text)
+        reply = ask(fleet, prompt, **SHORT)
+        assert reply.text == expected, (reply.text, expected)
         assert proxy.changed == 1, "no page passed the proxy"
         # What else was on its way for the same hand-over may come after it has been given up.
-        assert count(fleet, why) >= 1, refused(fleet)
+        assert refused(fleet)[why] >= 1, refused(fleet)
 
 
 def another_transfer_is_refused():
-    falsified_frames_are_refused("why=\"transfer\"", transfer=lambda n: n + 1000)
+    falsified_frames_are_refused("transfer", transfer=lambda n: n + 1000)
 
 
 def a_slot_that_the_transfer_does_not_open_is_refused():
-    falsified_frames_are_refused("why=\"transfer\"", slot=lambda n: n + 1000)
+    falsified_frames_are_refused("transfer", slot=lambda n: n + 1000)
 
 
 def another_generation_is_refused():
-    falsified_frames_are_refused("why=\"generation\"", generation=lambda n: n + 1)
+    falsified_frames_are_refused("generation", generation=lambda n: n + 1)
 
 
 def bytes_past_a_slot_are_refused():
-    falsified_frames_are_refused("why=\"bounds\"", offset=lambda n: 1 << 40)
+    falsified_frames_are_refused("bounds", offset=lambda n: 1 << 40)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import cacheable  # noqa: E402
 from fleet import PATIENCE, PATIENT_MATCH, main, pieces, script_fleet, wait_for, words  # noqa: E402
 
 SLOW = [f"s{i} " for i in range(250)]
@@ -75,14 +76,12 @@ def e06_a_dead_prefill_takes_only_its_own_requests_along_and_these_move():
 def e10_pages_that_came_from_prefill_are_not_cache_hits():
     lines = [{"match": "", "pieces": pieces(*QUICK), "finish": "stop"}]
     with script_fleet(lines, conf="etc/local-2p2d", overrides=[PATIENT_MATCH]) as fleet:
-        for instance in ("di-prefill.b", "di-decode.a"):  # prefill on a, decode on b
-            fleet.ctl("drain", instance)
+        fleet.place("a", "b")
         prompt = words(200, seed=7)
         fresh = fleet.chat(prompt)
         assert fresh.cached() == 0, fresh.usage
         again = fleet.chat(prompt)
-        blocks = (again.usage["prompt_tokens"] - 1) // 32
-        assert again.cached() == 32 * blocks, again.usage
+        assert again.cached() == cacheable(again), again.usage
         assert again.text == fresh.text == "".join(QUICK)
 
 

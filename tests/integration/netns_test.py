@@ -7,21 +7,21 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask, ask_cold, ask_hit  # noqa: E402
 from faults import HUNG_AFTER_S, check, compare, streams, undisturbed  # noqa: E402
-from fleet import SOURCE, SURE_HIT, chat_hit, main, members, wait_for, words, write_backs_done  # noqa: E402
+from fleet import SOURCE, SURE_HIT, main, members, wait_for, words, write_backs_done  # noqa: E402
 from keys import Stranger, keygen, refused  # noqa: E402
 from network import Network, Unavailable  # noqa: E402
 from spread import SpreadFleet  # noqa: E402
 
 SAMPLE = SOURCE / "etc/local-2p2d"
-GREEDY = dict(temperature=0, max_tokens=24, ignore_eos=True)
+SHORT = dict(max_tokens=24, ignore_eos=True)
 
 
 class TwoHosts(SpreadFleet):
@@ -45,14 +45,12 @@ def a_prefix_survives_its_host(sealed):
     with spread_fleet(*SURE_HIT, sealed=sealed) as (fleet, network):
         prompts = [words(2000, seed=11), words(2000, seed=12)]
         fleet.place("a", "a")
-        cold = [fleet.chat(prompt, **GREEDY) for prompt in prompts]
-        for reply in cold:
-            assert reply.status == 200 and reply.done and reply.cached() == 0, (reply.error, reply.usage)
+        cold = [ask_cold(fleet, prompt, **SHORT) for prompt in prompts]
         tokens = [reply.usage["prompt_tokens"] for reply in cold]
         assert min(tokens) >= 2000, tokens
         write_backs_done(fleet)
         fleet.place("b", "b")
-        hit = chat_hit(fleet, prompts[0], 0.9 * tokens[0], **GREEDY)
+        hit = ask_hit(fleet, prompts[0], 0.9 * tokens[0], **SHORT)
         assert hit.text == cold[0].text
         assert fleet.metric("di-kvd.hostb", "di_kv_read_bytes_total") > 0
         assert fleet.message_sockets() == [], "a message went past the network"
@@ -60,7 +58,7 @@ def a_prefix_survives_its_host(sealed):
             assert set(refused(fleet, instance).values()) == {0}, (instance, refused(fleet, instance))
         fleet.kill_host("a")
         # b has never seen the second prompt, and nobody but the store has it any more.
-        hit = chat_hit(fleet, prompts[1], 0.9 * tokens[1], **GREEDY)
+        hit = ask_hit(fleet, prompts[1], 0.9 * tokens[1], **SHORT)
         assert hit.text == cold[1].text
         fleet.await_idle(60)
 
@@ -94,8 +92,7 @@ def a_di_kvd_with_a_wrong_key_does_not_join():
             for stranger in (unlisted, liar):
                 wait_for(lambda: stranger.log().count("its net.public_keys does not have our key") >= 3, "three tries")
             assert refused(fleet, "di-meta.0")["key"] >= 6, refused(fleet, "di-meta.0")
-            reply = fleet.chat(words(700, seed=61), **GREEDY)
-            assert reply.status == 200 and reply.done, reply.error
+            reply = ask(fleet, words(700, seed=61), **SHORT)
             assert fleet.metric("di-kvd.hosta", "di_kv_pushed_bytes_total") > 0
             assert members(fleet) == before
         fleet.await_idle(60)
@@ -139,8 +136,7 @@ def the_link_is_cut(cuts, sealed=False):
         wait_for(fleet.linked, "the hosts to meet again")
         fleet.place("a", "b")
         pushed = fleet.metric("di-kvd.hosta", "di_kv_pushed_bytes_total")
-        reply = fleet.chat(words(700, seed=62), **GREEDY)
-        assert reply.status == 200 and reply.done, reply.error
+        reply = ask(fleet, words(700, seed=62), **SHORT)
         assert fleet.metric("di-kvd.hosta", "di_kv_pushed_bytes_total") > pushed
         fleet.await_idle(60)
 
@@ -162,11 +158,11 @@ def on_a_slow_link_a_hand_over_waits():
         rate = slow_rate(network)
         fleet.place("b", "b")
         prompt = words(2000, seed=71)
-        alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+        alone = ask(fleet, prompt, cache_salt="alone", **SHORT)
         network.between("a", "b", bytes_per_s=rate)
         fleet.place("a", "b")
-        apart = fleet.chat(prompt, timeout=HUNG_AFTER_S, **GREEDY)
-        assert apart.status == 200 and apart.done and apart.text == alone.text, (apart.error, apart.text)
+        apart = ask(fleet, prompt, timeout=HUNG_AFTER_S, **SHORT)
+        assert apart.text == alone.text, (apart.text, alone.text)
         assert not {"handover_failed", "reentry"} & set(events(fleet, apart)), fleet.explain(apart.request_id)
         assert fleet.metric("di-kvd.hosta", "di_kv_pushed_bytes_total") > 1 << 20
         fleet.await_idle(60)
@@ -184,16 +180,16 @@ def a_link_that_is_too_slow_is_given_up():
         rate = slow_rate(network)
         fleet.place("b", "b")
         prompt = words(2000, seed=72)
-        alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+        alone = ask(fleet, prompt, cache_salt="alone", **SHORT)
         network.between("a", "b", bytes_per_s=rate)
         fleet.place("a", "b")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(lambda: fleet.chat(prompt, timeout=HUNG_AFTER_S, **GREEDY))
+            asked = pool.submit(lambda: ask(fleet, prompt, timeout=HUNG_AFTER_S, **SHORT))
             wait_for((fleet.run / "faults" / "di-prefill.a.prefill_before_handover").exists, "the hand-over to be due")
             fleet.ctl("resume", "di-prefill.b")
             os.kill(fleet.pid("di-prefill.a"), signal.SIGCONT)
             apart = asked.result()
-        assert apart.status == 200 and apart.done and apart.text == alone.text, (apart.error, apart.text)
+        assert apart.text == alone.text, (apart.text, alone.text)
         rows = [(row.get("event"), row.get("detail") or "") for row in fleet.explain(apart.request_id)]
         assert any(event == "handover_failed" and "code=timeout" in detail for event, detail in rows), rows
         bound = [detail.split()[0] for event, detail in rows if event == "bound"]
@@ -208,18 +204,18 @@ def where_nobody_reads_near_the_seat_the_pages_wait_for_the_link():
     with spread_fleet("di-kvd:kv.handover_wait=300ms") as (fleet, network):
         fleet.place("b", "b")
         prompt = words(2000, seed=73)
-        alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+        alone = ask(fleet, prompt, cache_salt="alone", **SHORT)
         # So slow that not even one page gets through before the rule gives up: what did would not be sent again.
         network.between("a", "b", bytes_per_s=100e3)
         fleet.place("a", "b")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(lambda: fleet.chat(prompt, timeout=HUNG_AFTER_S, **GREEDY))
+            asked = pool.submit(lambda: ask(fleet, prompt, timeout=HUNG_AFTER_S, **SHORT))
             # More often than a request may have attempts; then the link is what it was.
             gave_up = "di_kv_handovers_gave_up_total"
             wait_for(lambda: asked.done() or fleet.metric("di-kvd.hosta", gave_up) >= 6, "hand-overs to be given up")
             network.between("a", "b")
             apart = asked.result()
-        assert apart.status == 200 and apart.done and apart.text == alone.text, (apart.error, apart.text)
+        assert apart.text == alone.text, (apart.text, alone.text)
         happened = events(fleet, apart)
         assert happened.count("handover_failed") >= 6 and "reentry" not in happened, happened
         fleet.await_idle(60)
@@ -258,16 +254,16 @@ def pages_behind_a_cut_link_are_computed_again():
     """b is told to read pages out of the arena of a, and hears nothing."""
     with spread_fleet(*SURE_HIT, "di-kvd:kv.admit=second_sighting") as (fleet, network):
         # So short that decode fills no page: what an answer is made of always goes to the store.
-        fields = {**GREEDY, "max_tokens": 4}
+        fields = {**SHORT, "max_tokens": 4}
         fleet.place("a", "a")
         prompts = [words(1000, seed=81), words(1000, seed=82)]
-        cold = [fleet.chat(prompt, **fields) for prompt in prompts]
+        cold = [ask(fleet, prompt, **fields) for prompt in prompts]
         fleet.place("b", "b")
         network.between("a", "b", drop=True)
         # The first one finds the link so; with the second both hosts know.
         for i, prompt in enumerate(prompts):
-            reply = fleet.chat(prompt, timeout=HUNG_AFTER_S, **fields)
-            assert reply.status == 200 and reply.done and reply.text == cold[i].text, (reply.error, reply.text)
+            reply = ask(fleet, prompt, timeout=HUNG_AFTER_S, **fields)
+            assert reply.text == cold[i].text, (reply.text, cold[i].text)
             if i == 0:
                 wait_for(lambda: not fleet.linked(), "the hosts to miss each other")
         assert fleet.metric("di-kvd.hosta", "di_kv_served_pages_total") == 0
@@ -320,8 +316,7 @@ def a_directory_that_swallows_packets_is_found_again():
         print(f"  back after {time.monotonic() - since:.1f} s", flush=True)
         wait_for(fleet.linked, "the hosts to meet", 60)
         fleet.place("b", "b")
-        reply = fleet.chat(words(300, seed=111), **GREEDY)
-        assert reply.status == 200 and reply.done, reply.error
+        reply = ask(fleet, words(300, seed=111), **SHORT)
         fleet.await_idle(60)
 
 
@@ -330,10 +325,10 @@ def one_bit_is_wrong(*overrides, encrypted, **kwargs):
     with spread_fleet(*overrides, **kwargs) as (fleet, network):
         fleet.place("b", "b")
         prompt = words(2000, seed=91)
-        alone = fleet.chat(prompt, cache_salt="alone", **GREEDY)
+        alone = ask(fleet, prompt, cache_salt="alone", **SHORT)
         fleet.place("a", "b")
-        apart = fleet.chat(prompt, cache_salt="apart", **GREEDY)
-        assert apart.status == 200 and apart.text == alone.text, (apart.error, apart.text)
+        apart = ask(fleet, prompt, cache_salt="apart", **SHORT)
+        assert apart.text == alone.text, (apart.text, alone.text)
 
         def found():
             """Frames by what is wrong with them, pages, and how many reads were given up.
@@ -341,34 +336,29 @@ def one_bit_is_wrong(*overrides, encrypted, **kwargs):
             When pages of the prompt are in the directory before its hand-over begins, b has asked for them, and no longer
             wants those that are on their way when the hand-over brings them: their frames are late, or nobody looks at them.
             """
-            rows = fleet.ctl("-d", "di-kvd.hostb", "show", "metrics")
-            frames = {row["labels"]: row["value"] for row in rows if row["name"] == "di_transfer_refused_total" and row["value"]}
+            frames = {why: count for why, count in fleet.metric_by("di-kvd.hostb", "di_transfer_refused_total", "why").items()
+                      if count}
             pages = sum(fleet.metric("di-kvd.hostb", name)
                         for name in ("di_kv_handover_pages_corrupt_total", "di_kv_reads_corrupt_total"))
-            frames.pop('{why="late"}', None)
+            frames.pop("late", None)
             return frames, pages, fleet.metric("di-kvd.hostb", "di_kv_reads_cancelled_total")
         frames, pages, given_up = found()
         assert (frames, pages) == ({}, 0), (frames, pages)
         for again in range(5):
-            network.set("a", "b", flip=1, port=data_port(fleet, "di-kvd.hostb"))
-            reply = fleet.chat(prompt, timeout=HUNG_AFTER_S, cache_salt=f"wrong {again}", **GREEDY)
-            assert reply.status == 200 and reply.done and reply.text == alone.text, (reply.error, reply.text)
+            network.set("a", "b", flip=1, port=fleet.data_port("di-kvd.hostb"))
+            reply = ask(fleet, prompt, timeout=HUNG_AFTER_S, cache_salt=f"wrong {again}", **SHORT)
+            assert reply.text == alone.text, (reply.text, alone.text)
             before, (frames, pages, given_up) = given_up, found()
             if frames or pages:
                 break
             # A seal is looked at in any case.
             assert given_up > before and not encrypted, "a wrong bit went unnoticed"
         if encrypted:
-            assert list(frames) == ['{why="seal"}'] and pages == 0, (frames, pages)
+            assert list(frames) == ["seal"] and pages == 0, (frames, pages)
         else:
             # A frame in the clear has nothing but its header to be wrong; the page shows it.
-            assert '{why="seal"}' not in frames and (frames or pages > 0), (frames, pages)
+            assert "seal" not in frames and (frames or pages > 0), (frames, pages)
         fleet.await_idle(60)
-
-
-def data_port(fleet, instance):
-    told = re.search(r"data: listening endpoint=tcp://[\d.]+:(\d+)", (fleet.run / f"{instance}.log").read_text())
-    return int(told[1])
 
 
 def one_bit_of_a_page_is_wrong():

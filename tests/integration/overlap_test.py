@@ -3,9 +3,11 @@
 import pathlib
 import signal
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENCE, PATIENT_MATCH, SURE_HIT, Fleet, chat_hit, main, words, write_backs_done  # noqa: E402
+from asking import ask, ask_hit  # noqa: E402
+from fleet import PATIENCE, PATIENT_MATCH, SURE_HIT, Fleet, main, words, write_backs_done  # noqa: E402
 
 DELAY_MS = 30  # about what a layer group computes for in the first chunk
 # Instrumented engines are sixteen times slower: they get a quarter of the work.
@@ -15,16 +17,16 @@ WORDS = 2000 if PATIENCE == 1 else 500
 def prepared(fleet, seed, fresh=WORDS):
     """Caches about 2,000 tokens and returns a prompt that continues them with so many new ones."""
     head = words(WORDS, seed=seed)
-    fleet.chat(head, temperature=0, max_tokens=2)
-    chat_hit(fleet, head, 0.75 * WORDS, temperature=0, max_tokens=2)
+    ask(fleet, head, max_tokens=2)
+    ask_hit(fleet, head, 0.75 * WORDS, max_tokens=2)
     # The end of the user's turn differs, so the hit is the head's full blocks.
     return head + " " + words(fresh, seed=seed + 1)
 
 
 def swap_in(fleet, seed):
     prompt = prepared(fleet, seed)
-    reply = fleet.chat(prompt, temperature=0, max_tokens=2)
-    assert reply.status == 200 and reply.cached() > 0.75 * WORDS, reply.usage
+    reply = ask(fleet, prompt, max_tokens=2)
+    assert reply.cached() > 0.75 * WORDS, reply.usage
     rows = fleet.explain(reply.request_id)
     spans = [r for r in rows if r["where"].startswith("di-prefill")]
     return reply, rows, spans
@@ -66,28 +68,25 @@ def a_stalled_fetch_does_not_stop_others():
                           *SURE_HIT]) as fleet:
         # Next to nothing to compute: it is the fetch that the request waits for.
         prompt = prepared(fleet, 30, fresh=8)
-        import threading
         done = []
-        slow = threading.Thread(target=lambda: done.append(fleet.chat(prompt, temperature=0, max_tokens=2)))
+        slow = threading.Thread(target=lambda: done.append(ask(fleet, prompt, max_tokens=2)))
         slow.start()
         others = 0
         while slow.is_alive() and others < 200:
-            reply = fleet.chat(f"quick question number {others}", temperature=0, max_tokens=4)
-            assert reply.status == 200
+            reply = ask(fleet, f"quick question number {others}", max_tokens=4)
             others += 1
         slow.join()
-        assert done[0].status == 200 and done[0].cached() > 0.75 * WORDS
+        assert done[0].cached() > 0.75 * WORDS
         assert others >= 3, f"only {others} requests passed the stalled one"
 
 
 def a_fetch_slower_than_computing_is_given_up():
     with Fleet(overrides=[f"di-kvd.host0:kv.fetch_delay_ms={int(3000 * PATIENCE)}", PATIENT_MATCH]) as fleet:
         head = words(300, seed=40)
-        fleet.chat(head, temperature=0, max_tokens=2)
+        ask(fleet, head, max_tokens=2)
         given_up = 0
         for turn in range(50):  # the first ones may come before the directory knows of the pages
-            reply = fleet.chat(f"{head} {words(8, seed=41 + turn)}", temperature=0, max_tokens=2)
-            assert reply.status == 200
+            reply = ask(fleet, f"{head} {words(8, seed=41 + turn)}", max_tokens=2)
             given_up = fleet.metric("di-prefill.0", "di_prefill_fetches_given_up_total")
             if given_up > 0:
                 break
@@ -103,16 +102,16 @@ def what_is_sooner_computed_is_not_waited_for():
     (fleet.run / "di-kvd.host0.cost").write_text("arena 20 1\nremote_arena 200 870\nstore 5000000 5000000\n")
     with fleet.up():
         head = words(300, seed=50)
-        first = fleet.chat(head, temperature=0, max_tokens=4)
+        first = ask(fleet, head, max_tokens=4)
         write_backs_done(fleet)
-        assert fleet.chat(head, temperature=0, max_tokens=4).cached() > 200, "what is in the arena is used all the same"
+        assert ask(fleet, head, max_tokens=4).cached() > 200, "what is in the arena is used all the same"
         fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
         fleet.kill("di-kvd.store0", signal.SIGSTOP)  # nothing of what is only hinted at comes in time
         try:
-            reply = fleet.chat(head, temperature=0, max_tokens=4)
+            reply = ask(fleet, head, max_tokens=4)
         finally:
             fleet.kill("di-kvd.store0", signal.SIGCONT)
-        assert reply.status == 200 and reply.text == first.text and reply.cached() == 0, reply.usage
+        assert reply.text == first.text and reply.cached() == 0, reply.usage
         events = [r["event"] for r in fleet.explain(reply.request_id) if r["where"].startswith("di-prefill")]
         assert "cut" in events and "wait" not in events, events
         assert fleet.metric("di-prefill.0", "di_prefill_blocks_cut_total") > 0

@@ -12,15 +12,15 @@ import selectors
 import socket
 import struct
 import sys
-import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask, meanwhile  # noqa: E402
 from fleet import Fleet, main, wait_for, words  # noqa: E402
 from keys import Keyed, free_port, refused  # noqa: E402
 
 SEED = 20
 CONF = "etc/local-2p2d"
-GREEDY = dict(temperature=0, max_tokens=16, ignore_eos=True)
+SHORT = dict(max_tokens=16, ignore_eos=True)
 HUGE = 16 << 30
 # What all strangers together may cost a daemon; one of their headers promises a thousand times as much.
 GROWTH_MAX = 16 << 20
@@ -62,9 +62,8 @@ def over_tcp(keyed):
             for row in fleet.ctl("-d", "di-meta.0", "show", "fleet"):
                 ports[int(row["control"].rsplit(":", 1)[1])] = (row["instance"], True)
             for instance in INSTANCES:
-                told = re.search(r"data: listening endpoint=tcp://[\d.]+:(\d+)", (fleet.run / f"{instance}.log").read_text())
-                if told:
-                    ports[int(told[1])] = (instance, False)
+                if port := fleet.data_port(instance):
+                    ports[port] = (instance, False)
             ports[fleet.address[1]] = ("di-router.0", False)
             ports.update({port: (instance, False) for instance, (_, port) in plain.items()})
             assert len(ports) == len(INSTANCES) + 3 + 1 + len(plain), ports
@@ -138,28 +137,15 @@ def all_are_sent_away(strangers, ports):
         raise AssertionError(f"{error}: still at {left}") from None
 
 
-@contextlib.contextmanager
 def asking(fleet):
     """Requests all the while; their answers do not change."""
     prompt = words(300, seed=SEED)
-    expected = fleet.chat(prompt, **GREEDY).text
-    stop = threading.Event()
-    failed = []
+    expected = ask(fleet, prompt, **SHORT).text
 
-    def ask():
-        while not stop.is_set():
-            reply = fleet.chat(prompt, **GREEDY)
-            if reply.status != 200 or not reply.done or reply.text != expected:
-                failed.append((reply.status, reply.error, reply.text))
-                return
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
+    def same_again():
+        text = ask(fleet, prompt, **SHORT).text
+        assert text == expected, (text, expected)
+    return meanwhile(same_again)
 
 
 # F20.

@@ -10,12 +10,13 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask, read_back  # noqa: E402
 from faults import fault_points  # noqa: E402
-from fleet import SURE_HIT, Fleet, main, members, wait_for, words, write_backs_done  # noqa: E402
+from fleet import SURE_HIT, Fleet, everybody_is_there, main, wait_for, words, write_backs_done  # noqa: E402
+from stores import stores  # noqa: E402
 
 SEED = 4
-GREEDY = dict(temperature=0, max_tokens=8, ignore_eos=True)
-BLOCK_TOKENS = 32
+SHORT = dict(max_tokens=8, ignore_eos=True)
 # Three pages: a stripe whose pages are split over the ten columns.
 TOKENS = 2600
 HOST = "di-kvd.host0"
@@ -29,37 +30,22 @@ def reached_by(name):
     return ["di-kvd.node0", "di-kvd.node7"] if name.startswith("store_") else [HOST]
 
 
-def ask(fleet, prompt):
-    reply = fleet.chat(prompt, **GREEDY)
-    assert reply.status == 200 and reply.done and not reply.cut, (reply.status, reply.error)
-    return reply
-
-
 def settled(fleet):
-    wait_for(lambda: members(fleet) >= set(fleet.instances()) - {"di-meta.0"}, "every daemon to be a member", 60)
+    everybody_is_there(fleet)
     write_backs_done(fleet)
 
 
 def written_again(fleet, prompt, text):
     """What was on its way and never acknowledged is written when it is asked for again: all of it is there then."""
-    again = ask(fleet, prompt)
+    again = ask(fleet, prompt, **SHORT)
     assert again.text == text, "another text after a kill"
     settled(fleet)
-
-
-def read_from_stores(fleet, texts, what):
-    for prompt, text in texts.items():
-        fleet.ctl("kv", "drop", "arena", HOST)
-        reply = ask(fleet, prompt)
-        assert reply.text == text, f"{what}: another text"
-        whole = (reply.usage["prompt_tokens"] - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-        assert reply.cached() == whole, (what, reply.cached(), whole, fleet.explain(reply.request_id))
 
 
 def nothing_else_is_seen(fleet, what):
     """Every column of every store belongs to a stripe of the directory."""
     def columns():
-        return sum(fleet.metric(i, "di_store_slots") for i in fleet.instances() if i.startswith("di-kvd.node"))
+        return sum(fleet.metric_each(stores(fleet), "di_store_slots").values())
     wait_for(lambda: fleet.metric("di-meta.0", "di_meta_pending_frees") == 0, f"{what}: columns to be freed", 60)
     stripes = fleet.metric("di-meta.0", "di_meta_stripes")
     assert columns() <= 12 * stripes, (what, columns(), stripes)
@@ -72,7 +58,7 @@ def every_point_of_the_write_path():
         names = sorted((points["di-kvd"] | points["di-meta"]) - NOT_WRITING)
         assert {"meta_before_commit", "meta_after_commit", "store_mid_slot_write"} <= set(names), names
         first = words(TOKENS, seed=SEED)
-        texts = {first: ask(fleet, first).text}
+        texts = {first: ask(fleet, first, **SHORT).text}
         settled(fleet)
         for number, name in enumerate(names, 1):
             print(f"  {name}", flush=True)
@@ -84,17 +70,17 @@ def every_point_of_the_write_path():
             settled(fleet)
             prompt = words(TOKENS, seed=SEED * 1000 + number)
             with concurrent.futures.ThreadPoolExecutor(1) as asked:
-                reply = asked.submit(ask, fleet, prompt)
+                reply = asked.submit(ask, fleet, prompt, **SHORT)
                 wait_for(lambda: all((fleet.run / "faults" / f"{v}.{name}").exists() for v in victims), f"{name}", 60)
                 wait_for(lambda: not any(fleet.alive(v) for v in victims), "them to die there")
                 fleet.up()
                 text = reply.result().text
             settled(fleet)
-            read_from_stores(fleet, texts, name)
+            read_back(fleet, texts, HOST, name, **SHORT)
             fleet.ctl("kv", "drop", "arena", HOST)
             written_again(fleet, prompt, text)
             texts[prompt] = text
-            read_from_stores(fleet, {prompt: text}, name)
+            read_back(fleet, {prompt: text}, HOST, name, **SHORT)
             nothing_else_is_seen(fleet, name)
         fleet.await_idle(60)
 

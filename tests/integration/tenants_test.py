@@ -10,8 +10,9 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-import books  # noqa: E402
-from fleet import BIN, SOURCE, SURE_HIT, Fleet, chat_hit, main, wait_for, words  # noqa: E402
+from asking import ask  # noqa: E402
+from fleet import BIN, SOURCE, SURE_HIT, Fleet, main, wait_for, words, write_backs_done  # noqa: E402
+from stores import inventories_taken  # noqa: E402
 
 KEYS = {tenant: f"sk-di-{(tenant * 8)[:8]}-{hashlib.sha256(tenant.encode()).hexdigest()[:43]}"
         for tenant in ("lab", "own", "work")}
@@ -44,11 +45,8 @@ def fleet_with_tenants():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def ask(fleet, tenant, seed, **fields):
-    reply = fleet.chat(words(1000, seed=seed), temperature=0, max_tokens=2,
-                       headers={"Authorization": f"Bearer {KEYS[tenant]}"}, **fields)
-    assert reply.status == 200, reply.error
-    return reply
+def ask_as(fleet, tenant, seed):
+    return ask(fleet, words(1000, seed=seed), max_tokens=2, headers={"Authorization": f"Bearer {KEYS[tenant]}"})
 
 
 def tenants(fleet):
@@ -56,25 +54,21 @@ def tenants(fleet):
 
 
 def written_back(fleet):
-    wait_for(lambda: fleet.metric("di-kvd.host0", "di_kv_writebacks_queued_total") > 0 and
-             not any("pending_writebacks" in what for what in fleet.held()), "write-backs to be done", 60)
-
-
-def count(fleet, instance, term):
-    return books.total(fleet.ctl("-d", instance, "show", "metrics"), term)
+    wait_for(lambda: fleet.metric("di-kvd.host0", "di_kv_writebacks_queued_total") > 0, "write-backs to begin", 60)
+    write_backs_done(fleet)
 
 
 def lines(fleet, instance, text):
-    return [line for line in (fleet.run / f"{instance}.log").read_text(errors="replace").splitlines() if text in line]
+    return [line for line in fleet.log(instance).splitlines() if text in line]
 
 
 def over_the_quota_is_refused_or_evicts_and_is_loud():
     with fleet_with_tenants() as fleet:
         for seed in range(6):
             for tenant in KEYS:
-                ask(fleet, tenant, seed)
+                ask_as(fleet, tenant, seed)
         # A refused page is cached all the same, as long as the arena has it.
-        reply = ask(fleet, "lab", 5)
+        reply = ask_as(fleet, "lab", 5)
         assert reply.cached() > 900, reply.usage
         written_back(fleet)
 
@@ -88,11 +82,11 @@ def over_the_quota_is_refused_or_evicts_and_is_loud():
             assert QUOTA // 2 < row["bytes"] <= QUOTA == row["quota_bytes"], row
         assert sorted(rows) == sorted(["lab", "own", number("work")]), rows
 
-        assert count(fleet, "di-meta.0", "di_meta_tenant_puts_refused_total{tenant=lab}") == lab["refused"]
-        assert count(fleet, "di-meta.0", "di_meta_tenant_stripes_evicted_total{tenant=own}") == own["evicted"]
-        assert count(fleet, "di-meta.0", "di_meta_tenant_bytes{tenant=own}") == own["bytes"]
-        assert count(fleet, "di-meta.0", "di_meta_puts_total{outcome=over_quota}") == lab["refused"]
-        assert count(fleet, "di-kvd.host0", "di_kv_writebacks_dropped_total{reason=over_quota}") >= lab["refused"]
+        assert fleet.metric("di-meta.0", "di_meta_tenant_puts_refused_total{tenant=lab}") == lab["refused"]
+        assert fleet.metric("di-meta.0", "di_meta_tenant_stripes_evicted_total{tenant=own}") == own["evicted"]
+        assert fleet.metric("di-meta.0", "di_meta_tenant_bytes{tenant=own}") == own["bytes"]
+        assert fleet.metric("di-meta.0", "di_meta_puts_total{outcome=over_quota}") == lab["refused"]
+        assert fleet.metric("di-kvd.host0", "di_kv_writebacks_dropped_total{reason=over_quota}") >= lab["refused"]
         for tenant in ("lab", "own"):
             wait_for(lambda name=tenant: lines(fleet, "di-meta.0", f"tenant over its quota tenant={name}"), f"a line of {tenant}")
         assert not lines(fleet, "di-meta.0", "tenant over its quota tenant=work")
@@ -108,10 +102,9 @@ def over_the_quota_is_refused_or_evicts_and_is_loud():
         before = held()
         fleet.kill_all()
         fleet.up()
-        wait_for(lambda: any(row["tier"] == "store" and row["complete"] for row in fleet.ctl("-d", "di-meta.0", "show", "kv")),
-                 "the inventory", 60)
+        inventories_taken(fleet)
         assert held() == before, (held(), before)
-        ask(fleet, "lab", 17)
+        ask_as(fleet, "lab", 17)
         wait_for(lambda: tenants(fleet)["lab"]["refused"] > 0, "a refusal after the restart", 60)
         written_back(fleet)
         assert held() == before, (held(), before)
@@ -121,7 +114,7 @@ def over_the_quota_is_refused_or_evicts_and_is_loud():
 def the_disk_alone_says_whose_a_stripe_is():
     with fleet_with_tenants() as fleet:
         for tenant in KEYS:
-            ask(fleet, tenant, 1)
+            ask_as(fleet, tenant, 1)
         written_back(fleet)
 
         def held():
@@ -132,8 +125,7 @@ def the_disk_alone_says_whose_a_stripe_is():
         for path in fleet.run.glob("di-meta.0.catalogue*"):
             path.unlink()
         fleet.up()
-        wait_for(lambda: any(row["tier"] == "store" and row["complete"] for row in fleet.ctl("-d", "di-meta.0", "show", "kv")),
-                 "the inventory", 60)
+        inventories_taken(fleet)
         assert held() == before, (held(), before)
 
 

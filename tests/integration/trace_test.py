@@ -6,7 +6,6 @@ DI_TRACE=FILE plays the beginning of a recorded trace, in place of a generated o
 
 import concurrent.futures
 import contextlib
-import json
 import pathlib
 import random
 import sys
@@ -16,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import books  # noqa: E402
 import trace  # noqa: E402
 from faults import engine_overrides  # noqa: E402
-from fleet import PATIENT_FETCH, Fleet, main, wait_for  # noqa: E402
+from fleet import PATIENT_FETCH, Fleet, everybody_is_there, main, wait_for  # noqa: E402
 
 SEED = 31
 REQUESTS = 300
@@ -63,15 +62,6 @@ def play(fleet, rows, kills):
         return list(pool.map(one, rows))
 
 
-def everybody_is_back(fleet):
-    rows = fleet.ctl("-d", "di-meta.0", "show", "fleet", check=False)  # di-meta may still be on its way
-    return {row["instance"] for row in rows if row["connected"]} >= set(fleet.instances())
-
-
-def charges(fleet):
-    return [json.loads(line) for line in (fleet.run / "journal" / "charges.jsonl").read_text().splitlines()]
-
-
 def a_trace_with_random_kills_leaves_nothing_behind():
     print(f"  seed {SEED}", flush=True)
     rows = trace.recorded(REQUESTS) or trace.generated(REQUESTS, SEED)
@@ -84,12 +74,12 @@ def a_trace_with_random_kills_leaves_nothing_behind():
             told = (number, rows[number]["input_length"], reply.status, reply.error, reply.cut, reply.text)
             assert reply.status == 200 and reply.done and not reply.error, told
             assert reply.text == "".join(ANSWER[:tokens]) and reply.usage["completion_tokens"] == tokens, told
-        wait_for(lambda: everybody_is_back(fleet), "every daemon to be back", 60)
+        everybody_is_there(fleet)
         fleet.await_idle(60)
         unread = books.unread(fleet.ctl("show", "metrics"))
         assert not unread, unread
-        by_request = {charge["request_id"]: charge for charge in charges(fleet)}
-        assert len(by_request) == len(charges(fleet)) == len(replies), (len(by_request), len(charges(fleet)), len(replies))
+        by_request = {charge["request_id"]: charge for charge in fleet.charges()}
+        assert len(by_request) == len(fleet.charges()) == len(replies), (len(by_request), len(fleet.charges()), len(replies))
         for reply, _ in replies:
             charge = by_request[reply.request_id]
             assert charge["output_tokens"] == reply.usage["completion_tokens"], (charge, reply.usage)

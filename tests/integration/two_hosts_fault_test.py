@@ -13,8 +13,10 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from asking import ask, ask_hit  # noqa: E402
 from faults import check, compare, engine_overrides, fault_points, loop, run_all, streams, undisturbed  # noqa: E402
-from fleet import SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from fleet import SURE_HIT, Fleet, main, wait_for, words, write_backs_done  # noqa: E402
+from stores import inventories_taken  # noqa: E402
 
 CONF = "etc/local-2p2d"
 # A fleet mostly waits: for its start, for delays of the engine, for its end.
@@ -180,12 +182,11 @@ def the_store_or_the_directory_is_away_for_a_while():
                      f"{instance} to be missed")
             check(fleet, True, expected, f"{instance} away")
             prompt = words(900, seed=51)
-            cold = fleet.chat(prompt, temperature=0, max_tokens=8)
-            assert cold.status == 200 and cold.done, cold.error
+            cold = ask(fleet, prompt, max_tokens=8)
             if how == signal.SIGSTOP:
                 os.kill(pid, signal.SIGCONT)
             fleet.up()
-            wait_for(lambda: store_is_known(fleet), "the directory to know the store", 60)
+            inventories_taken(fleet)
             # Without the directory a router asks nobody what is cached.
             wait_for(lambda: any(row["peer"] == "di-meta.0" for row in fleet.ctl("-d", "di-router.0", "show", "peers")),
                      "the router to be back at the directory")
@@ -194,16 +195,12 @@ def the_store_or_the_directory_is_away_for_a_while():
             # What was computed meanwhile is in the store by now: a host that never had it finds it there.
             fleet.place("b", "b")
             fleet.kill_host("a")
-            hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], temperature=0, max_tokens=8)
+            hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], max_tokens=8)
             assert hit.text == cold.text
             check(fleet, True, expected, f"{instance} back")
             fleet.await_idle(60)
 
     run_all(one, [(i, how) for i in ("di-kvd.store0", "di-meta.0") for how in (signal.SIGKILL, signal.SIGSTOP)], AT_A_TIME)
-
-
-def store_is_known(fleet):
-    return any(row["place"] == "di-kvd.store0" and row["complete"] for row in fleet.ctl("-d", "di-meta.0", "show", "kv"))
 
 
 if __name__ == "__main__":

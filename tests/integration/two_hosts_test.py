@@ -7,12 +7,13 @@ import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import PATIENT_MATCH, SURE_HIT, Fleet, chat_hit, main, wait_for, words, write_backs_done  # noqa: E402
+from asking import ask, ask_cold, ask_hit  # noqa: E402
+from fleet import PATIENT_MATCH, SURE_HIT, Fleet, main, wait_for, words, write_backs_done  # noqa: E402
 
 CONF = "etc/local-2p2d"
 SEALED = "di-kvd:transfer.seal=true"
-GREEDY = dict(temperature=0, max_tokens=24, ignore_eos=True)
-SAMPLED = dict(temperature=1, seed=77, max_tokens=24, ignore_eos=True)
+SHORT = dict(max_tokens=24, ignore_eos=True)
+SAMPLED = dict(temperature=1, seed=77, **SHORT)
 
 
 def prompt_of_a_is_a_hit_on_b(*overrides):
@@ -20,24 +21,22 @@ def prompt_of_a_is_a_hit_on_b(*overrides):
     with Fleet(CONF, [*SURE_HIT, *overrides]) as fleet:
         prompts = [words(2000, seed=11), words(2000, seed=12)]
         fleet.place("a", "a")
-        cold = [fleet.chat(prompt, **GREEDY) for prompt in prompts]
-        for reply in cold:
-            assert reply.status == 200 and reply.done and reply.cached() == 0, (reply.error, reply.usage)
+        cold = [ask_cold(fleet, prompt, **SHORT) for prompt in prompts]
         tokens = [reply.usage["prompt_tokens"] for reply in cold]
         assert min(tokens) >= 2000, tokens
         write_backs_done(fleet)
         fleet.place("b", "b")
         assert fleet.metric("di-kvd.hostb", "di_kv_read_bytes_total") == 0
-        hit = chat_hit(fleet, prompts[0], 0.9 * tokens[0], **GREEDY)
+        hit = ask_hit(fleet, prompts[0], 0.9 * tokens[0], **SHORT)
         assert hit.text == cold[0].text
         assert fleet.metric("di-kvd.hostb", "di_kv_read_bytes_total") > 0
         arena_reads = fleet.metric("di-kvd.hostb", "di_kv_arena_reads_total")
         fleet.kill_host("a")
         # b has never seen the second prompt, and nobody but the store has it any more.
-        hit = chat_hit(fleet, prompts[1], 0.9 * tokens[1], **GREEDY)
+        hit = ask_hit(fleet, prompts[1], 0.9 * tokens[1], **SHORT)
         assert hit.text == cold[1].text
         assert fleet.metric("di-kvd.hostb", "di_kv_arena_reads_total") == arena_reads
-        again = chat_hit(fleet, prompts[0], 0.9 * tokens[0], **GREEDY)
+        again = ask_hit(fleet, prompts[0], 0.9 * tokens[0], **SHORT)
         assert again.text == cold[0].text
         fleet.await_idle(60)
 
@@ -64,13 +63,12 @@ def pages_come_out_of_the_other_arena_while_the_store_is_down():
 
 def from_other_arena(fleet, prompt):
     # So short that decode fills no page: what an answer is made of always goes to the store.
-    fields = {**GREEDY, "max_tokens": 4}
+    fields = {**SHORT, "max_tokens": 4}
     fleet.place("a", "a")
-    cold = fleet.chat(prompt, **fields)
-    assert cold.status == 200 and cold.done and cold.cached() == 0, (cold.error, cold.usage)
+    cold = ask_cold(fleet, prompt, **fields)
     assert fleet.metric("di-kvd.hosta", "di_kv_writebacks_total") == 0
     fleet.place("b", "b")
-    hit = chat_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **fields)
+    hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **fields)
     assert hit.text == cold.text
     assert fleet.metric("di-kvd.hostb", "di_kv_arena_reads_total") > 0
     assert fleet.metric("di-kvd.hosta", "di_kv_served_pages_total") > 0
@@ -79,19 +77,17 @@ def from_other_arena(fleet, prompt):
 def hand_over_crosses_the_network(*overrides):
     with Fleet(CONF, [PATIENT_MATCH, *overrides]) as fleet:
         for here, there in (("a", "b"), ("b", "a")):
-            for fields in (GREEDY, SAMPLED):
+            for kind, fields in (("greedy", SHORT), ("sampled", SAMPLED)):
                 # A length with a tail; the salt keeps what was asked before out of the way.
                 prompt = words(700, seed=31)
                 fleet.place(here, there)
                 pushed = fleet.metric(f"di-kvd.host{here}", "di_kv_pushed_bytes_total")
-                apart = fleet.chat(prompt, cache_salt=f"apart {here} {fields['temperature']}", **fields)
-                assert apart.status == 200 and apart.done and apart.cached() == 0, (apart.error, apart.usage)
+                apart = ask_cold(fleet, prompt, cache_salt=f"apart {here} {kind}", **fields)
                 assert fleet.metric(f"di-kvd.host{here}", "di_kv_pushed_bytes_total") > pushed
                 assert took_one_attempt(fleet, apart), fleet.explain(apart.request_id)
                 fleet.place(there, there)
-                alone = fleet.chat(prompt, cache_salt=f"alone {here} {fields['temperature']}", **fields)
-                assert alone.status == 200 and alone.cached() == 0 and alone.text, (alone.error, alone.usage)
-                assert apart.text == alone.text
+                alone = ask_cold(fleet, prompt, cache_salt=f"alone {here} {kind}", **fields)
+                assert alone.text and apart.text == alone.text
                 fleet.await_idle(60)
 
 
@@ -116,7 +112,7 @@ def pages_are_pushed_while_later_chunks_compute():
         first = threading.Event()
         replies = []
         asking = threading.Thread(target=lambda: replies.append(
-            fleet.chat(prompt, on_chunk=lambda event: first.set() if has_text(event) else None, **GREEDY)))
+            ask(fleet, prompt, on_chunk=lambda event: first.set() if has_text(event) else None, **SHORT)))
         asking.start()
 
         def pushed():
@@ -125,7 +121,6 @@ def pages_are_pushed_while_later_chunks_compute():
         pages, late = wait_for(pushed, "a page to be pushed", 60)
         asking.join()
         reply = replies[0]
-        assert reply.status == 200 and reply.done, reply.error
         assert not late, "nothing was pushed before the first token"
         total = fleet.metric("di-kvd.hosta", "di_kv_pushed_pages_total")
         assert pages < total, (pages, total)

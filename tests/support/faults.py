@@ -7,7 +7,8 @@ import concurrent.futures
 import shutil
 import tempfile
 
-from fleet import PATIENT_FETCH, Fleet, pieces, script, wait_for, words
+from asking import told
+from fleet import PATIENT_FETCH, Fleet, pieces, script, script_rows, wait_for, words
 
 ANSWER = [f"w{i} " for i in range(48)]
 # A stream that only the router's patience would heal (request.next_token_wait) has hung.
@@ -46,8 +47,7 @@ def compare(fleet, replies, expected, what):
     for got, want in zip(replies, expected):
         if got.status == 200 and got.done and not got.error and got.text == want:
             continue
-        told = "\n".join(str(row) for row in fleet.ctl("explain", got.request_id, check=False)) if got.request_id else ""
-        raise AssertionError(f"{what}: {got.status} {got.error} cut={got.cut}\n got {got.text!r}\nwant {want!r}\n{told}")
+        raise AssertionError(f"{what}: {got.status} {got.error} cut={got.cut}\n got {got.text!r}\nwant {want!r}\n{told(fleet, got)}")
 
 
 def fault_points(fleet):
@@ -63,8 +63,7 @@ def engine_overrides(real):
         return []
     folder = tempfile.mkdtemp(prefix="di-script-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = script(folder, [{"match": "", "pieces": pieces(*ANSWER, delay_ms=3)}])
-    return [o for p in ("di-prefill", "di-decode") for o in (f"{p}:engine.backend=script", f"{p}:engine.script={path}")]
+    return script_rows(script(folder, [{"match": "", "pieces": pieces(*ANSWER, delay_ms=3)}]))
 
 
 def loop(real, conf, instances, host, steer=lambda fleet: None, hits=(1,), at_a_time=1):

@@ -45,6 +45,16 @@ def wait_for(condition, what, seconds=30.0):
         tick.wait(0.02)
 
 
+def running(pid):
+    """Whether it still does anything: who has ended is there until somebody has looked after it, which may take
+    seconds where daemons are left to the system."""
+    try:
+        state, *fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return False
+    return state not in "ZX" or int(fields[16]) > 1  # threads
+
+
 class Reply:
     """What a client saw of one request."""
 
@@ -144,8 +154,7 @@ class Fleet:
 
     def alive(self, instance):
         try:
-            os.kill(self.pid(instance), 0)
-            return True
+            return running(self.pid(instance))
         except (OSError, ValueError):
             return False
 
@@ -204,9 +213,34 @@ class Fleet:
     def explain(self, request_id):
         return self.ctl("explain", request_id)
 
-    def metric(self, instance, name):
-        """The sum over the labels of a counter or gauge."""
-        return sum(row["value"] for row in self.ctl("-d", instance, "show", "metrics") if row["name"] == name)
+    def metric(self, instance, term):
+        """The sum over the labels of a counter or gauge, or over those that the term picks: name{label=value}."""
+        return self.metric_each([instance], term)[instance]
+
+    def metric_each(self, instances, term):
+        """The same of several instances."""
+        rows = self.ctl(*(["-d", instances[0]] if len(instances) == 1 else []), "show", "metrics")
+        found = {i: books.total([row for row in rows if row["instance"] == i], term) for i in instances}
+        assert None not in found.values(), f"no metric {term}: {found}"
+        return found
+
+    def metric_by(self, instance, name, label):
+        """A counter or gauge by the values of its label."""
+        return {books.labels(row)[label]: row["value"] for row in self.ctl("-d", instance, "show", "metrics")
+                if row["name"] == name}
+
+    # ---- What it writes -------------------------------------------------------------------------------------
+
+    def log(self, instance):
+        return (self.run / f"{instance}.log").read_text(errors="replace")
+
+    def charges(self):
+        return [json.loads(line) for line in (self.run / "journal" / "charges.jsonl").read_text().splitlines()]
+
+    def data_port(self, instance):
+        """Where a di-kvd takes pages over TCP; None when it does not."""
+        said = re.search(r"data: listening endpoint=tcp://[\d.]+:(\d+)", self.log(instance))
+        return int(said[1]) if said else None
 
     # ---- Hosts: fleets of which instances are named after them, as etc/local-2p2d --------------------------
 
@@ -313,20 +347,14 @@ PATIENT_FETCH = "di-prefill:kv.arbiter=false"
 SURE_HIT = [PATIENT_MATCH, PATIENT_FETCH]
 
 
-def chat_hit(fleet, prompt, at_least, **fields):
-    """A request of which so many tokens are cached by now: the directory knows a page before the answer that
-    made it is over.  For fleets with SURE_HIT."""
-    reply = fleet.chat(prompt, **fields)
-    assert reply.status == 200, reply.error
-    if reply.cached() < at_least:
-        told = "\n".join(str(row) for row in fleet.ctl("explain", reply.request_id))
-        raise AssertionError(f"{reply.cached()} tokens cached, expected {at_least}\n{told}")
-    return reply
+def members(fleet, check=True):
+    """The instances that di-meta is connected to, itself too.  Without `check` nobody when it does not answer."""
+    return {r["instance"] for r in fleet.ctl("-d", "di-meta.0", "show", "fleet", check=check) if r["connected"]}
 
 
-def members(fleet):
-    """The instances that di-meta is connected to."""
-    return {r["instance"] for r in fleet.ctl("-d", "di-meta.0", "show", "fleet") if r["connected"]}
+def everybody_is_there(fleet):
+    """As many daemons as were started are members."""
+    wait_for(lambda: members(fleet, check=False) >= set(fleet.instances()), "every daemon to be a member", 60)
 
 
 def write_backs_done(fleet):
@@ -349,15 +377,16 @@ def script(run_dir, lines):
     return str(path)
 
 
+def script_rows(path):
+    """The ranks play that script (di-script(5))."""
+    return [f"{program}:{row}" for program in ("di-prefill", "di-decode")
+            for row in ("engine.backend=script", f"engine.script={path}")]
+
+
 def script_fleet(lines, conf="etc/local", overrides=(), **kwargs):
-    """A fleet whose ranks play `lines` (di-script(5))."""
+    """A fleet whose ranks play `lines`."""
     run_dir = tempfile.mkdtemp(prefix="di-test-")
-    path = script(run_dir, lines)
-    fleet = None
-    extra = []
-    for program in ("di-prefill", "di-decode"):
-        extra += [f"{program}:engine.backend=script", f"{program}:engine.script={path}"]
-    fleet = Fleet(conf, [*extra, *overrides], run_dir=run_dir, **kwargs)
+    fleet = Fleet(conf, [*script_rows(script(run_dir, lines)), *overrides], run_dir=run_dir, **kwargs)
     fleet.keep = False
     return fleet
 

@@ -78,5 +78,4 @@ class Stranger:
 
 def refused(fleet, instance):
     """Refusals by reason."""
-    return {r["labels"].strip("{}").split("=")[1].strip('"'): r["value"] for r in fleet.ctl("-d", instance, "show", "metrics")
-            if r["name"] == "di_net_refused_total"}
+    return fleet.metric_by(instance, "di_net_refused_total", "reason")
