@@ -22,6 +22,8 @@ SEED = 20
 CONF = "etc/local-2p2d"
 SHORT = dict(max_tokens=16, ignore_eos=True)
 HUGE = 16 << 30
+# Memory is what is looked at here: an address sanitizer is not to keep what was freed (256 MiB of it otherwise).
+os.environ["ASAN_OPTIONS"] = ":".join(filter(None, [os.environ.get("ASAN_OPTIONS"), "quarantine_size_mb=1"]))
 # What all strangers together may cost a daemon; one of their headers promises a thousand times as much.
 GROWTH_MAX = 16 << 20
 DRIPPING = 200
