@@ -23,7 +23,7 @@ struct Pace {
   bool sums_first;
 };
 constexpr Pace pace_of(Products::Way way) {
-  return way == Products::Way::gfni ? Pace{std::size_t{32} << 10, true} : Pace{std::size_t{8} << 10, false};
+  return way == Products::Way::gfni ? Pace{std::size_t{64} << 10, true} : Pace{std::size_t{8} << 10, false};
 }
 
 constexpr std::size_t columns_max = Erasure::columns_max;
