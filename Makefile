@@ -45,7 +45,7 @@ bench: configure                ## numbers of this machine: engine, HTTP server,
 	$(BUILD)/bin/directory_bench
 	$(BUILD)/bin/handoff_bench
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/handover_bench.py
-	DI_BUILD_DIR=$(BUILD) python3 tests/bench/stripe_bench.py
+	DI_BUILD_DIR=$(BUILD) python3 tests/bench/stripe_bench.py --peers "$(PEERS)"
 	DI_BUILD_DIR=$(BUILD) python3 tests/bench/capacity_bench.py
 	python3 tests/bench/peers_bench.py --build $(BUILD) --peers "$(PEERS)"
 

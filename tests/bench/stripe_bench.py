@@ -10,9 +10,16 @@ measured.  In each round, one after the other:
     fetch     the same prompt with an empty arena, from the bind until every layer group of every page is there and verified
     degraded  the same with two stores dead, others each round: a fifth of the data columns is made of the rest
 
-    DI_BUILD_DIR=build python3 tests/bench/stripe_bench.py [ROUNDS [FOLDER]]
+and, with a Python environment that has mooncake-transfer-engine-non-cuda and numpy (outside the tree),
+
+    Mooncake put, get   units of 1 MiB over TCP into and out of another process's memory: one copy, no parity, no disk and
+                        no sum, where ours are written twelve tenths to twelve stores, and compared when they come back
+
+    DI_BUILD_DIR=build python3 tests/bench/stripe_bench.py [--peers VENV] [ROUNDS [FOLDER]]
 """
 
+import argparse
+import contextlib
 import multiprocessing
 import pathlib
 import re
@@ -26,6 +33,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import peers_bench  # noqa: E402
 from asking import ask  # noqa: E402
 from fleet import SURE_HIT, members, pieces, script_fleet, wait_for, words  # noqa: E402
 
@@ -145,8 +153,14 @@ def degraded(fleet, prompt, dead):
 
 
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    folder = tempfile.mkdtemp(prefix="di-stripe-bench-", dir=sys.argv[2] if len(sys.argv) > 2 else "/dev/shm")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=9)
+    parser.add_argument("folder", nargs="?", default="/dev/shm", help="where the volumes are")
+    parser.add_argument("--peers", default="", help="a Python environment with mooncake")
+    options = parser.parse_args()
+    python = pathlib.Path(options.peers) / "bin" / "python3"
+    rivals = bool(options.peers) and peers_bench.has(python, "mooncake.store")
+    folder = tempfile.mkdtemp(prefix="di-stripe-bench-", dir=options.folder)
     tempfile.tempdir = folder  # the fleet's run directory too
     stores = [f"di-kvd.node{i}" for i in range(STORES)]
     wide = ["engine.script_layout=v3", "kv.pool=1GiB"]
@@ -156,21 +170,36 @@ def main():
             "di-meta:store.repair=off",
             *(f"{name}:{row}" for name in stores for row in ("store.capacity=1GiB", "store.segment_bytes=67108864"))]
     lines = [{"match": "", "pieces": pieces(*"abcdef"), "finish": "stop"}]
-    rates = {"sockets": [], "put": [], "fetch": [], "degraded": []}
+    compared = [("sockets", "sockets", 1), ("put", "sockets", 0.45), ("fetch", "sockets", 0.6), ("degraded", "fetch", 0.7)]
+    if rivals:
+        compared += [("put", "Mooncake put", 1), ("fetch", "Mooncake get", 1)]
+    rates = {name: [] for pair in compared for name in pair[:2]}
     try:
-        with script_fleet(lines, conf="etc/local-ec", overrides=rows) as fleet:
-            for i in range(rounds):
+        with contextlib.ExitStack() as stack:
+            if rivals:
+                mooncake = stack.enter_context(contextlib.closing(
+                    peers_bench.Helper(python, "--mooncake", f"--rounds={options.rounds}")))
+                mooncake.round(0)  # connects
+            fleet = stack.enter_context(script_fleet(lines, conf="etc/local-ec", overrides=rows))
+            for i in range(options.rounds):
                 prompt = words(PAGES * BLOCK_TOKENS, seed=100 + i)
                 rates["sockets"].append(sockets(PAGES * PAGE_BYTES))
                 rates["put"].append(put(fleet, prompt))
                 rates["fetch"].append(fetch(fleet, prompt))
+                if rivals:
+                    for name, rate in zip(("Mooncake put", "Mooncake get"), mooncake.round(i + 1)):
+                        rates[name].append(rate * 1e9)
                 rates["degraded"].append(degraded(fleet, prompt, [stores[i % STORES], stores[(i + 5) % STORES]]))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print("way\tMB/s\tratio\tto\tat least")
-    for name, against, least in (("sockets", "sockets", 1), ("put", "sockets", 0.45), ("fetch", "sockets", 0.6), ("degraded", "fetch", 0.7)):
+    for name, against, least in compared:
         ratio = statistics.median(a / b for a, b in zip(rates[name], rates[against]))
         print(f"{name}\t{statistics.median(rates[name]) / 1e6:.0f}\t{ratio:.2f}\t{against}\t{least}")
+    for name in ("Mooncake put", "Mooncake get") if rivals else ():
+        print(f"{name}\t{statistics.median(rates[name]) / 1e6:.0f}")
+    if not rivals:
+        print("SKIP Mooncake: no Python environment with mooncake-transfer-engine-non-cuda and numpy (--peers VENV, or make bench PEERS=VENV)")
 
 
 if __name__ == "__main__":
