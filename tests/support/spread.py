@@ -5,9 +5,10 @@ import http.client
 import pathlib
 import re
 import shutil
+import signal
 import tempfile
 
-from fleet import Fleet
+from fleet import Fleet, wait_for
 from keys import Keyed
 
 
@@ -31,8 +32,8 @@ def host_of(block):
 
 
 class GrowingFleet(Fleet):
-    """`spare`: more instances, by name: which one of the sample they are like, and what is written otherwise.  They
-    start with add_spare()."""
+    """`spare`: more instances, by name: which one of the sample they are like, and what is written otherwise; or one of
+    the sample, like itself.  They start with add_spare(), and may go with retire()."""
 
     def __init__(self, sample, overrides=(), spare=None, **kwargs):
         self.read_sample(sample, spare)
@@ -47,6 +48,7 @@ class GrowingFleet(Fleet):
             self.spare[instance] = self.blocks[model]
             for old, new in other.items():
                 self.spare[instance] = self.spare[instance].replace(old, new)
+        self.blocks = {instance: block for instance, block in self.blocks.items() if instance not in self.spare}
 
     def launcher(self, instance):
         """The line of fleet.toml that says what starts the instance; none: di-up itself."""
@@ -59,10 +61,20 @@ class GrowingFleet(Fleet):
             text += f"[[instance]]\n{self.launcher(instance)}{block}"
         (self.conf_folder / "fleet.toml").write_text(text)
 
-    def add_spare(self, instance):
-        self.blocks[instance] = self.spare.pop(instance)
+    def add_spare(self, *instances):
+        for instance in instances:
+            self.blocks[instance] = self.spare.pop(instance)
         self.write()
         self.up()
+
+    def retire(self, *instances):
+        """Stops them as an operator does, and di-up does not start them again."""
+        for instance in instances:
+            del self.blocks[instance]
+        self.write()
+        for instance in instances:
+            self.kill(instance, signal.SIGTERM)
+            wait_for(lambda instance=instance: not self.alive(instance), f"{instance} to end", 60)
 
     def close(self):
         try:
