@@ -155,7 +155,7 @@ std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
       lose_column(slot, column, now);
     }
     targets_changed(number);
-    if (std::exchange(repairs_wait_for_stores_, false)) repair_now(now);
+    if (std::exchange(repairs_wait_for_stores_, false) || store->leaves) repair_now(now);
   }
   return answer;
 }

@@ -185,10 +185,9 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
     column_add(slot, {target.store, target.volume, column, stores_[target.store].inventory});
   }
   ++counters_.puts_committed;
-  if (!failed.empty()) {
-    ++counters_.puts_degraded;
-    consider_repair(slot, now);
-  }
+  if (!failed.empty()) ++counters_.puts_degraded;
+  // A store may have been told to leave, or a volume have failed, since the put was opened.
+  consider_repair(slot, now);
   capacity_changed();
   drop_victims(evictor_.step(now), 0, now);
   evict_above_mark(put.id, now);

@@ -565,6 +565,41 @@ TEST_F(StripeTest, StoreThatLeavesIsEmptied) {
   for (const wire::Column& column : later.columns) EXPECT_NE(number_of(column), leaving);
 }
 
+TEST_F(StripeTest, WhatWasBeingWrittenWhenAStoreWasToldToLeaveGoesToo) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto offered = pages(1, 0, 4);
+  const auto opened = open(offered);
+  ASSERT_EQ(opened.code, 0);
+  const int leaving = number_of(opened.columns[2]);
+  ASSERT_TRUE(index->store_leaves(store(leaving).instance, true, at_s(2)));
+  step(3);  // nothing of it is there
+  ASSERT_EQ(write(opened, offered, {}, 4), 0);
+  const auto repairs = index->repairs(at_s(4));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(repairs[0].message.targets.at(0).column, opened.columns[2].column);
+  finish(repairs[0], 5);
+  step(200);
+  EXPECT_TRUE(disks[store(leaving).instance].empty());
+}
+
+TEST_F(StripeTest, AStoreThatIsToLeaveAndBringsStripesIsEmptiedToo) {
+  start(2, {.placement = {{1, 0}, false}});
+  const auto opened = put(1, 0, 1);
+  const int leaving = number_of(opened.columns[0]);
+  const auto kept = disks;
+  start(0, {.run = 2, .placement = {{1, 0}, false}});
+  disks = kept;
+  index->restore_leaving(store(leaving).instance, at_s(0));
+  comes(1 - leaving, 1);
+  step(1);
+  comes(leaving, 2);
+  EXPECT_EQ(hit(1, 2), 2U);
+  step(2);
+  const auto repairs = index->repairs(at_s(2));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(number_of(repairs[0].message.targets.at(0)), 1 - leaving);
+}
+
 TEST_F(StripeTest, AdoptedColumnByColumn) {
   const auto opened = put(1, 0, 4);
   auto kept = disks;
