@@ -272,6 +272,7 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   options.budget.endurance_bytes = config_.endurance_bytes;
   options.budget.days = to_s(config_.service_life) / 86400;
   store::Server::Hooks hooks;
+  hooks.volumes_changed = [this] { tell_degraded(); };
   hooks.scrub_beat = [&beat = daemon.heartbeat("store-scrub", store::Scrub::late_after)] { beat(); };
   hooks.disk_beat = [&beat = daemon.heartbeat("store-disk", disk_late_after)] { beat(); };
   // A peer that is not up any more was reported lost, or will be.
@@ -296,6 +297,7 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
   opened_.clear();
   server_ = std::make_unique<store::Server>(daemon.loop(), std::move(volumes), plane_->fabric(),
                                             std::move(options), std::move(hooks));
+  tell_degraded();
   register_metrics(daemon.metrics());
   watch_timer_ = std::make_unique<loop::Timer>(daemon.loop(), loop::TimerKind::liveness, "scrub-watch",
                                                [this] { scrub_tell(); });
@@ -599,7 +601,8 @@ void StoreRole::ctl_volumes(daemon::Reply reply) {
         .number("segments_open", stats.segments_open)
         .number("slots_bad", stats.slots_bad)
         .boolean("scrubbing", mount->is_open() && mount->scrub().pass().running)
-        .number("epoch", stats.epoch);
+        .number("epoch", stats.epoch)
+        .text("error", mount->refused() ? mount->refused()->message : "");
     reply.row(row);
   }
   reply.end();
@@ -633,6 +636,9 @@ void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
   }
   if (!opened) {
     log_error("store", "volume stays out of service", {{"path", mount.path()}, {"error", opened.error()}});
+    store::Mount::Backing without;
+    without.refused = opened.error();
+    server_->volume_open(volume, std::move(without));
     return reply.fail(opened.error());
   }
   direct_[volume] = opened->direct;
@@ -645,6 +651,18 @@ void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
       .number("columns", mount.stats().slots_live);
   reply.row(row);
   reply.end();
+}
+
+void StoreRole::tell_degraded() {
+  if (!server_) return;  // it is being made
+  std::string out;
+  for (const auto& mount : server_->mounts()) {
+    if (mount->state() == store::DiskState::good) continue;
+    out.append(out.empty() ? "" : "; ").append("volume ").append(std::to_string(mount->number()));
+    out.append(" takes no columns (").append(mount->reason()).append("): ");
+    out.append(mount->refused() ? mount->refused()->message : mount->path());
+  }
+  daemon_->degraded(out);
 }
 
 // One row for the whole node: up as long as one volume takes columns.

@@ -76,6 +76,8 @@ class StoreRole final : public daemon::Program {
   void return_opened(std::uint16_t volume, Result<Opened> opened);
   void ctl_kv(daemon::Reply reply);
   void scrub_tell();
+  // The volumes that take no columns, and why.
+  void tell_degraded();
 
   StoreConfig config_;
   DataConfig data_config_;

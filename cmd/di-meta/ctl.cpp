@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
+#include <map>
 
 namespace di::meta {
 
@@ -22,7 +23,27 @@ std::string_view state_name(std::uint8_t state) {
   return state == 0 ? "up" : "draining";
 }
 
+std::string_view volume_state_name(std::uint8_t state) {
+  return state == 0 ? "up" : state == directory::volume_failed ? "failed" : "avoid";
+}
+
+// By instance, what stores serve without.  Why, they say themselves.
+std::map<std::string, std::string> degraded_stores(const Service& service) {
+  std::map<std::string, std::string> out;
+  for (const directory::Index::Place& place : service.index().places()) {
+    std::string text;
+    for (const wire::VolumeState& volume : place.volumes) {
+      if (volume.state == 0) continue;
+      text.append(text.empty() ? "" : ", ").append("volume ").append(std::to_string(volume.volume));
+      text.append(" ").append(volume_state_name(volume.state));
+    }
+    if (!text.empty()) out.emplace(place.instance, std::move(text));
+  }
+  return out;
+}
+
 void show_fleet(const Service& service, daemon::Reply& reply) {
+  std::map<std::string, std::string> degraded = degraded_stores(service);
   for (const net::Member& member : service.membership().members()) {
     const bool self = member.program == "di-meta";
     daemon::Row row;
@@ -38,7 +59,8 @@ void show_fleet(const Service& service, daemon::Reply& reply) {
         .number("ranks", member.ranks)
         .text("model", member.model)
         .text("revision", member.revision.is_zero() ? "" : member.revision.text().substr(0, 16))
-        .text("control", member.control);
+        .text("control", member.control)
+        .text("degraded", degraded[member.instance]);
     reply.row(row);
   }
   reply.end();

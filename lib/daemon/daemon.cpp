@@ -96,6 +96,20 @@ std::string machine_name() {
   return name;
 }
 
+// Fit for a row and systemd's status line; a letter is not cut in two.
+std::string one_line(std::string_view text) {
+  static constexpr std::string_view more = "...";
+  std::string line(text);
+  if (line.size() > degraded_bytes_max) {
+    std::size_t end = degraded_bytes_max - more.size();
+    while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xc0U) == 0x80) --end;
+    line = line.substr(0, end).append(more);
+  }
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+  return line;
+}
+
 std::string port_of(const std::string& address) {
   const std::size_t colon = address.rfind(':');
   return colon == std::string::npos ? "" : address.substr(colon + 1);
@@ -290,6 +304,8 @@ struct Daemon::Impl {
     metrics.gauge_from("di_uptime_s", "seconds since the start", [this] {
       return std::chrono::duration_cast<seconds>(loop.monotonic_now() - started).count();
     });
+    metrics.gauge_from("di_degraded", "1 when it serves without something, which show status names",
+                       [this] { return degraded.empty() ? 0 : 1; });
     metrics.histogram_from("di_loop_turn_us", "length of the loop's turns", loop.turn_us());
     metrics.counter_from("di_loop_stalls_total", "turns that took too long",
                          [this] { return loop.stalls(); });
@@ -338,7 +354,7 @@ struct Daemon::Impl {
         [this](const std::vector<std::string>& words, const Reply& reply) { return on_ctl(words, reply); });
     DI_TRY(control->listen(daemon.path("ctl"), false));
     DI_TRY(control->listen(daemon.path("ro"), true));
-    exporter = std::make_unique<Exporter>(loop, metrics, [this] { return why_not_ready(); });
+    exporter = std::make_unique<Exporter>(loop, metrics, [this] { return readiness(); });
     http_path = daemon.path("http");
     if (Result<std::string> at = exporter->listen("unix:" + http_path); !at) return at.error();
     if (!common.metrics_listen.empty()) {
@@ -456,6 +472,16 @@ struct Daemon::Impl {
     return late.empty() ? "" : "late: " + late;
   }
 
+  [[nodiscard]] Exporter::Readiness readiness() const {
+    const std::string why = why_not_ready();
+    if (!why.empty()) return {false, why};
+    return {true, degraded.empty() ? "ready" : "ready\ndegraded: " + degraded};
+  }
+  // As systemd shows it.
+  [[nodiscard]] std::string status_line() const {
+    return "STATUS=" + (degraded.empty() ? "ready" : "degraded: " + degraded);
+  }
+
   bool show_status(Reply& reply) {
     const std::string late = heartbeats.late();
     Row row;
@@ -466,6 +492,7 @@ struct Daemon::Impl {
                        : !late.empty() ? "late"
                                        : "ready")
         .text("late", late)
+        .text("degraded", degraded)
         .number("id", endpoint.self().id)
         .number("generation", endpoint.self().generation)
         .number("peers", endpoint.peers_up().size())
@@ -600,6 +627,7 @@ struct Daemon::Impl {
   Instant started;
   std::string bound;  // where others connect
   std::string http_path;
+  std::string degraded;  // what it serves without
   bool ready = false;
   bool stopping = false;
   bool leaving = false;  // stopped() was called
@@ -690,8 +718,15 @@ void Daemon::ready() {
   if (impl_->ready || impl_->stopping) return;
   impl_->ready = true;
   log_info("daemon", "ready");
-  notify_supervisor("READY=1");
+  notify_supervisor("READY=1\n" + impl_->status_line());
   write_ready_byte(impl_->startup.ready_fd);
+}
+
+void Daemon::degraded(std::string_view what) {
+  std::string line = one_line(what);
+  if (line == impl_->degraded) return;
+  impl_->degraded = std::move(line);
+  if (impl_->ready) notify_supervisor(impl_->status_line());
 }
 
 bool Daemon::is_ready() const {

@@ -44,6 +44,7 @@
 namespace di::daemon {
 
 inline constexpr Duration drain_over_wait = seconds(1);
+inline constexpr std::size_t degraded_bytes_max = 512;
 
 struct Description {
   std::string_view program;  // "di-kvd"
@@ -133,6 +134,10 @@ class Daemon {
   void ready();
   // Ready, not stopping, and no background loop is late.
   [[nodiscard]] bool is_ready() const;
+  // What it serves without, in one line for the operator; empty: nothing.  It stays ready: `show status`,
+  // /health/ready and the status line of systemd say it.  Control characters become blanks, and what is longer
+  // than degraded_bytes_max is cut.
+  void degraded(std::string_view what);
   // A background loop that must move, see daemon/heartbeat.h.  Before on_start returns.
   Heartbeats::Beat& heartbeat(std::string_view name, Duration late_after);
   // Asks for a graceful stop, as SIGTERM does.

@@ -2,8 +2,8 @@
 
 namespace di::daemon {
 
-Exporter::Exporter(loop::Loop& loop, const Metrics& metrics, std::function<std::string()> why_not_ready)
-    : metrics_(metrics), why_not_ready_(std::move(why_not_ready)), server_(loop, *this, [] {
+Exporter::Exporter(loop::Loop& loop, const Metrics& metrics, std::function<Readiness()> readiness)
+    : metrics_(metrics), readiness_(std::move(readiness)), server_(loop, *this, [] {
         http::Server::Options options;
         options.connections_max = exporter_connections_max;
         return options;
@@ -30,10 +30,8 @@ void Exporter::on_request(http::ExchangeId id, http::Request request) {
     return;
   }
   if (request.path == "/health/ready") {
-    const std::string why = why_not_ready_();
-    server_.respond(
-        id,
-        {why.empty() ? 200 : 503, {{"Content-Type", "text/plain"}}, (why.empty() ? "ready" : why) + "\n"});
+    const Readiness now = readiness_();
+    server_.respond(id, {now.ready ? 200 : 503, {{"Content-Type", "text/plain"}}, now.text + "\n"});
     return;
   }
   server_.respond(

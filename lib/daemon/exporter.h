@@ -1,5 +1,6 @@
 // daemon/exporter.h: the metrics over HTTP: GET /metrics, /health for whoever only asks whether the process
-// answers, and /health/ready: 200, or 503 and why not.
+// answers, and /health/ready: 200 with a second line when the daemon serves without something, or 503 and why
+// not.
 //
 // Owner: loop thread.  Bounds: as http/server.h, with `exporter_connections_max`.
 #pragma once
@@ -17,8 +18,11 @@ inline constexpr std::size_t exporter_connections_max = 32;
 
 class Exporter final : public http::Handler {
  public:
-  // `why_not_ready`: one line, empty when it is.
-  Exporter(loop::Loop& loop, const Metrics& metrics, std::function<std::string()> why_not_ready);
+  struct Readiness {
+    bool ready = false;
+    std::string text;
+  };
+  Exporter(loop::Loop& loop, const Metrics& metrics, std::function<Readiness()> readiness);
 
   // An address as in http/address.h; returns it with the port it got.
   Result<std::string> listen(const std::string& address);
@@ -29,7 +33,7 @@ class Exporter final : public http::Handler {
 
  private:
   const Metrics& metrics_;
-  std::function<std::string()> why_not_ready_;
+  std::function<Readiness()> readiness_;
   http::Server server_;
 };
 

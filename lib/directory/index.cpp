@@ -670,6 +670,7 @@ std::vector<Index::Place> Index::places() const {
     place.bytes = store.bytes;
     for (const auto& [volume, state] : store.volumes) {
       if (state.state != volume_failed) place.bytes_total += state.bytes_total;
+      place.volumes.push_back(state);
     }
     place.free_pending_bytes = frees_.bytes(number);
     out.push_back(std::move(place));

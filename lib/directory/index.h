@@ -301,6 +301,7 @@ class Index final : private BlockMap::Keys {
     std::uint64_t bytes = 0;        // payload; estimated for arenas
     std::uint64_t bytes_total = 0;  // of the volumes in service; 0 when not known
     std::uint64_t free_pending_bytes = 0;
+    std::vector<wire::VolumeState> volumes;  // of a store, as it told of them last
   };
   [[nodiscard]] std::vector<Place> places() const;
   // How the committed stripes stand now, by what the stores that are up have.  Looks at every stripe.

@@ -24,12 +24,13 @@ Mount::Mount(loop::Loop& loop, std::uint16_t number, Backing backing, const Opti
       hooks_(std::move(hooks)),
       disk_(std::move(backing.disk)),
       volume_(std::move(backing.volume)),
+      refused_(std::move(backing.refused)),
       budget_(options.budget, loop.monotonic_now()),
       loop_(loop),
       sync_timer_(loop, loop::TimerKind::liveness, "store-sync", [this] { sync_now(); }),
       health_timer_(loop, loop::TimerKind::liveness, "store-health", [this] { health_look(); }),
       pool_(std::move(backing.pool)) {
-  DI_ASSERT(backing.refused.has_value() != (disk_ && volume_ && pool_));
+  DI_ASSERT(refused_.has_value() != (disk_ && volume_ && pool_));
   figures_ = pool_ ? pool_->figures_shared() : std::make_shared<DiskFigures>();
   if (is_open()) start();
 }
@@ -324,7 +325,9 @@ void Mount::close_when_idle() {
 
 void Mount::open(Backing backing) {
   DI_ASSERT(!is_open() && !closed_);
-  if (backing.refused || stopping_) return;
+  if (stopping_) return;
+  refused_ = std::move(backing.refused);
+  if (refused_) return hooks_.changed();
   DI_ASSERT(backing.disk && backing.volume && backing.pool && backing.pool->figures_shared() == figures_);
   disk_ = std::move(backing.disk);
   volume_ = std::move(backing.volume);

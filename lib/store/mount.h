@@ -78,6 +78,8 @@ class Mount {
 
   [[nodiscard]] std::uint16_t number() const { return number_; }
   [[nodiscard]] const std::string& path() const { return path_; }
+  // Why it could not be opened; nothing when it is open, or was.
+  [[nodiscard]] const std::optional<Error>& refused() const { return refused_; }
   // False: there are no volume(), pool() and scrub().
   [[nodiscard]] bool is_open() const { return volume_ != nullptr; }
   // Something may be begun; not while it is being closed.
@@ -155,6 +157,7 @@ class Mount {
   Hooks hooks_;
   std::unique_ptr<Disk> disk_;
   std::unique_ptr<Volume> volume_;
+  std::optional<Error> refused_;
   std::vector<std::function<void(Code)>> unflushed_;
   std::vector<std::function<void(Code)>> flushing_;  // covered by the sync in progress
   bool syncing_ = false;

@@ -28,7 +28,10 @@ Server::Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::
   for (Mount::Backing& backing : volumes) {
     const auto number = static_cast<std::uint16_t>(mounts_.size());
     Mount::Hooks of_mount;
-    of_mount.changed = [this] { volumes_send(); };
+    of_mount.changed = [this] {
+      volumes_send();
+      if (hooks_.volumes_changed) hooks_.volumes_changed();
+    };
     of_mount.bad = [this](std::uint64_t stripe, std::uint16_t column, Code code) {
       if (meta_) send(*meta_, wire::meta_read_failed{stripe << 8, column, static_cast<std::uint16_t>(code)});
     };

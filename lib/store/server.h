@@ -111,6 +111,8 @@ class Server {
     std::function<void()> scrub_beat = {};
     // A disk was looked at, and has not failed.  May be null.
     std::function<void()> disk_beat = {};
+    // A volume's state or reason is another.  May be null.
+    std::function<void()> volumes_changed = {};
   };
   // What a look at every slot's header found in one volume.
   struct Check {
@@ -158,7 +160,7 @@ class Server {
   // in a later turn.  Errors: not_found; busy: it serves and is well, or is being closed already, or the
   // store stops.
   Status volume_close(std::uint16_t volume, std::function<void()> closed);
-  // What the disk of a closed volume has now: di-meta hears of it, and of what it holds.
+  // What the disk of a closed volume has now, or why it has none: di-meta hears of it, and of what it holds.
   void volume_open(std::uint16_t volume, Mount::Backing backing);
 
   // Refuses new work, waits for what runs, writes everything behind, then calls `done`.

@@ -270,6 +270,23 @@ def a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not():
         done = up_again(fleet)
         assert done.returncode == 0, done
         assert states() == {".a": "failed", ".b": "up"}, states()
+        # Whoever starts it hears of that, and so does whoever looks at the fleet; it is ready all the same.
+        path = str(fleet.run / "di-kvd.store0.a")
+        warned = [line for line in done.stderr.splitlines() if "warning" in line]
+        assert len(warned) == 1 and all(w in warned[0] for w in ("di-kvd.store0", "volume 0", path, "no multiple of 4 KiB")), done
+        degraded = lambda: {r["instance"]: r["degraded"] for r in fleet.ctl("show", "fleet") if r["degraded"]}
+        wait_for(lambda: degraded() == {"di-kvd.store0": "volume 0 failed"}, "the fleet to hear of it")
+        assert "no multiple of 4 KiB" in fleet.ctl("-d", "di-kvd.store0", "show", "volumes")[0]["error"]
+        status, body = fleet.health("di-kvd.store0")
+        assert status == 200 and body.startswith("ready\ndegraded: volume 0 "), body
+        assert fleet.metric("di-kvd.store0", "di_degraded") == 1
+        # Again, of one that runs already; and no more when it is mended.
+        assert warned[0] in up_again(fleet).stderr
+        os.unlink(path)
+        fleet.ctl("kv", "volume", "return", "0", "di-kvd.store0")
+        wait_for(lambda: not degraded(), "the fleet to hear that it is mended")
+        assert fleet.health("di-kvd.store0") == (200, "ready\n")
+        assert "warning" not in up_again(fleet).stderr
 
 
 def a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended():

@@ -12,6 +12,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -241,6 +242,16 @@ class Fleet:
         """Where a di-kvd takes pages over TCP; None when it does not."""
         said = re.search(r"data: listening endpoint=tcp://[\d.]+:(\d+)", self.log(instance))
         return int(said[1]) if said else None
+
+    def health(self, instance):
+        """Status and body of /health/ready on the instance's own socket."""
+        with socket.socket(socket.AF_UNIX) as own:
+            own.settimeout(30 * PATIENCE)
+            own.connect(str(self.run / f"{instance}.http"))
+            own.sendall(b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = http.client.HTTPResponse(own)
+            answer.begin()
+            return answer.status, answer.read().decode()
 
     # ---- Hosts: fleets of which instances are named after them, as etc/local-2p2d --------------------------
 

@@ -158,6 +158,30 @@ TEST_F(DaemonTest, ALoopThatDoesNotMoveMakesItUnready) {
   EXPECT_EQ(ask({"show", "status"})["state"], "ready");
 }
 
+TEST_F(DaemonTest, WhatItServesWithoutIsSaidAndItStaysReady) {
+  const Process process = start({});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  Result<http::Client> client = http::Client::connect("unix:" + run_path("http"), patience);
+  ASSERT_TRUE(client.ok()) << client.error().message;
+  EXPECT_EQ(client->get("/health/ready")->body, "ready\n");
+  EXPECT_EQ(ask({"show", "status"})["degraded"], "");
+  ask({"degraded", "volume 1\nis gone"});
+  const Result<http::ClientReply> reply = client->get("/health/ready");
+  ASSERT_TRUE(reply.ok()) << reply.error().message;
+  EXPECT_EQ(reply->status, 200);
+  EXPECT_EQ(reply->body, "ready\ndegraded: volume 1 is gone\n");
+  EXPECT_EQ(ask({"show", "status"})["degraded"], "volume 1 is gone");
+  EXPECT_EQ(ask({"show", "status"})["state"], "ready");
+  EXPECT_NE(client->get("/metrics")->body.find("\ndi_degraded 1\n"), std::string::npos);
+  // What is too long is cut, between two letters: there would be room for the first byte of one.
+  const std::string fits(degraded_bytes_max - 4, 'x');
+  ask({"degraded", fits + "\u00e4 and more"});
+  EXPECT_EQ(ask({"show", "status"})["degraded"], fits + "...");
+  ask({"degraded"});
+  EXPECT_EQ(client->get("/health/ready")->body, "ready\n");
+  EXPECT_NE(client->get("/metrics")->body.find("\ndi_degraded 0\n"), std::string::npos);
+}
+
 TEST_F(DaemonTest, MetricsAreServedOnTheUnixSocket) {
   const Process process = start({});
   ASSERT_TRUE(await_ready(process)) << read("err");

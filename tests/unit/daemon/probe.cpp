@@ -51,6 +51,11 @@ class Probe final : public di::daemon::ProgramOf<Config> {
       reply.end();
       return true;
     }
+    if (words[0] == "degraded") {
+      daemon_->degraded(words.size() > 1 ? words[1] : "");
+      reply.end();
+      return true;
+    }
     if (words[0] == "hit") {
       di::daemon::fault(di::daemon::FaultPoint::decode_mid_step);
       reply.end();

@@ -371,7 +371,17 @@ TEST_F(MountTest, volume_that_failed_comes_back_when_it_is_opened_again) {
 
   const std::uint64_t errors = mount(1).figures()->read_errors.load();
   EXPECT_GT(errors, DiskHealth::errors_max);
+  EXPECT_FALSE(mount(1).refused()) << "it was open";
+  // Whoever shows why it is out of service hears of each reason.
+  Mount::Backing without;
+  without.refused = Error{Code::corrupt, 0, "no volume"};
+  const int changes = volume_changes;
+  server->volume_open(1, std::move(without));
+  EXPECT_EQ(mount(1).refused()->message, "no volume");
+  EXPECT_EQ(volume_changes, changes + 1);
   server->volume_open(1, backing_of(*more_disks[0], 1, mount(1).figures()));
+  EXPECT_FALSE(mount(1).refused());
+  EXPECT_GT(volume_changes, changes + 1);
   EXPECT_EQ(mount(1).state(), DiskState::good);
   EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(1).state, 0u);
   EXPECT_TRUE(server->inventory_running()) << "di-meta hears what it holds";
@@ -418,6 +428,8 @@ TEST_F(MountTest, volume_that_could_not_be_opened_does_not_hold_up_the_others) {
   may_be_refused = true;
   start_with_host();
   EXPECT_FALSE(mount(1).is_open());
+  EXPECT_TRUE(mount(1).refused());
+  EXPECT_FALSE(mount(0).refused());
   EXPECT_EQ(put_to(1, 1, 2), Code::io);
   EXPECT_EQ(put_to(0, 1, 2), Code::ok);
   server->meta_up(meta);

@@ -149,7 +149,7 @@ struct ServerTest : testing::Test {
     server = std::make_unique<Server>(
         loop, std::move(volumes), fabric.get(), options,
         Server::Hooks{[this](const wire::Envelope& message) { sent.push_back(message); }, mid_segment,
-                      put_written, [this] { ++beats; }, [this] { ++looks; }});
+                      put_written, [this] { ++beats; }, [this] { ++looks; }, [this] { ++volume_changes; }});
     server->learn_layout(layout);
   }
   // Volume 0, and what add_volumes() made.
@@ -386,6 +386,7 @@ struct ServerTest : testing::Test {
   std::unique_ptr<Server> server;
   int detached = 0;
   int beats = 0;
+  int volume_changes = 0;
   std::uint64_t looks = 0;  // at disks that have not failed
   bool scrubs = false;
 };
