@@ -54,6 +54,8 @@ constexpr Command table[] = {
     {"kv drain", "[STORE] [off]", Scope::each, "empty a store node for good; what is left on it", "di-meta"},
     {"kv rebalance", "", Scope::each, "make the placements of new stripes anew", "di-meta"},
     {"kv drop", "STRIPE", Scope::each, "take a stripe out of the cache", "di-meta"},
+    {"kv drop store", "STORE", Scope::each, "give up what a store had that is away and will not be back", "di-meta"},
+    {"forget", "INSTANCE", Scope::each, "take one that is away off show fleet", "di-meta"},
     {"backup", "FILE", Scope::each, "copy the catalogue, while it is used", "di-meta"},
     {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds"},
     {"reload", "", Scope::each, "read the configuration again"},

@@ -23,6 +23,19 @@ std::string_view state_name(std::uint8_t state) {
   return state == 0 ? "up" : "draining";
 }
 
+std::int64_t whole_seconds(Duration duration) {
+  return std::chrono::duration_cast<seconds>(duration).count();
+}
+
+std::string_view place_state(const directory::Index::Place& place) {
+  if (!place.up) return "away";
+  return place.leaves ? "leaves" : "up";
+}
+
+std::int64_t away_s(const Service& service, const directory::Index::Place& place) {
+  return place.up ? 0 : whole_seconds(service.now() - place.away_since);
+}
+
 std::string_view volume_state_name(std::uint8_t state) {
   return state == 0 ? "up" : state == directory::volume_failed ? "failed" : "avoid";
 }
@@ -43,15 +56,16 @@ std::map<std::string, std::string> degraded_stores(const Service& service) {
 }
 
 void show_fleet(const Service& service, daemon::Reply& reply) {
-  std::map<std::string, std::string> degraded = degraded_stores(service);
-  for (const net::Member& member : service.membership().members()) {
-    const bool self = member.program == "di-meta";
+  const std::map<std::string, std::string> degraded = degraded_stores(service);
+  const auto show = [&](const net::Member& member, std::string_view state, bool connected, Duration away,
+                        std::string_view without) {
     daemon::Row row;
     row.text("instance", member.instance)
         .number("id", member.id)
         .number("generation", member.generation)
-        .text("state", state_name(member.state))
-        .boolean("connected", self || service.connected(member.id))
+        .text("state", state)
+        .boolean("connected", connected)
+        .number("away_s", whole_seconds(away))
         .text("role", member.role)
         .text("host", member.host)
         .text("rack", member.rack)
@@ -60,9 +74,17 @@ void show_fleet(const Service& service, daemon::Reply& reply) {
         .text("model", member.model)
         .text("revision", member.revision.is_zero() ? "" : member.revision.text().substr(0, 16))
         .text("control", member.control)
-        .text("degraded", degraded[member.instance]);
+        .text("degraded", without);
     reply.row(row);
+  };
+  for (const net::Member& member : service.membership().members()) {
+    const bool self = member.program == "di-meta";
+    const auto without = degraded.find(member.instance);
+    show(member, state_name(member.state), self || service.connected(member.id), Duration{0},
+         without == degraded.end() ? "" : without->second);
   }
+  for (const auto& [name, gone] : service.membership().away())
+    show(gone.member, gone.stopped ? "stopped" : "away", false, service.now() - gone.since, "");
   reply.end();
 }
 
@@ -71,16 +93,33 @@ void show_kv(const Service& service, daemon::Reply& reply) {
     daemon::Row row;
     row.text("place", place.instance)
         .text("tier", place.store ? "store" : "arena")
-        .text("state", place.leaves ? "leaves"
-                       : place.up   ? "up"
-                                    : "away")
+        .text("state", place_state(place))
         .boolean("complete", place.complete)
         .number("pages", place.pages)
         .number("blocks", place.blocks)
         .number("bytes", place.bytes)
         .number("bytes_total", place.bytes_total)
-        .number("free_pending_bytes", place.free_pending_bytes);
+        .number("free_pending_bytes", place.free_pending_bytes)
+        .number("away_s", away_s(service, place));
     reply.row(row);
+  }
+  reply.end();
+}
+
+// Those of stores that cannot be asked, as they told of them last.
+void show_volumes(const Service& service, daemon::Reply& reply) {
+  for (const directory::Index::Place& place : service.index().places()) {
+    if (!place.store || place.up) continue;
+    for (const wire::VolumeState& volume : place.volumes) {
+      daemon::Row row;
+      row.text("place", place.instance)
+          .number("volume", volume.volume)
+          .text("path", "")
+          .text("state", "away")
+          .text("reason", "the store is not there")
+          .number("capacity_bytes", volume.bytes_total);
+      reply.row(row);
+    }
   }
   reply.end();
 }
@@ -165,9 +204,8 @@ void show_drain(const Service& service, const std::string& store, daemon::Reply&
     if (!place.store || (store.empty() ? !place.leaves : place.instance != store)) continue;
     daemon::Row row;
     row.text("place", place.instance)
-        .text("state", place.leaves ? "leaves"
-                       : place.up   ? "up"
-                                    : "away")
+        .text("state", place_state(place))
+        .number("away_s", away_s(service, place))
         .number("columns", place.pages)
         .number("bytes", place.bytes)
         .number("free_pending_bytes", place.free_pending_bytes);
@@ -244,6 +282,14 @@ bool Control::steer(const std::vector<std::string>& words, daemon::Reply& reply)
     show_drain(service_, words[2], reply);
     return true;
   }
+  if (what == "drop" && words.size() == 4 && words[2] == "store") {
+    const auto given = service_.store_gone(words[3]);
+    if (!given) return done(given.error());
+    daemon::Row row;
+    row.text("place", words[3]).number("columns", given->columns).number("stripes_lost", given->stripes);
+    reply.row(row);
+    return done({});
+  }
   if (what == "drop" && words.size() == 3) {
     std::uint64_t stripe = 0;
     const std::string& text = words[2];
@@ -264,6 +310,18 @@ bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply)
   }
   if (words == std::vector<std::string>{"show", "kv"}) {
     show_kv(service_, reply);
+    return true;
+  }
+  if (words == std::vector<std::string>{"show", "volumes"}) {
+    show_volumes(service_, reply);
+    return true;
+  }
+  if (words.size() == 2 && words[0] == "forget") {
+    if (const Status status = service_.forget(words[1]); !status) {
+      reply.fail(status.error());
+    } else {
+      reply.end();
+    }
     return true;
   }
   if (words == std::vector<std::string>{"show", "missratio"}) {

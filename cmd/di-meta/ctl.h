@@ -1,5 +1,5 @@
-// cmd/di-meta/ctl.h: `show fleet`, `show kv`, `show kv pages`, `show missratio`, `show tenants`, the `kv`
-// commands and `backup`.
+// cmd/di-meta/ctl.h: `show fleet`, `show kv`, `show kv pages`, `show volumes`, `show missratio`,
+// `show tenants`, the `kv` commands, `forget` and `backup`.
 //
 // Owner: the loop thread.  Bound: one listing per caller of the control socket.
 #pragma once

@@ -1,5 +1,6 @@
 #include "meta.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "kv/chain.h"
@@ -249,6 +250,10 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
           w.failures);
   metrics.gauge_from("di_meta_members", "Registered members",
                      [this] { return static_cast<std::int64_t>(service_->membership().count()); });
+  metrics.gauge_from("di_meta_members_away", "Members that were lost and are not back", [this] {
+    const auto& away = service_->membership().away();
+    return std::count_if(away.begin(), away.end(), [](const auto& entry) { return !entry.second.stopped; });
+  });
   metrics.gauge_from("di_meta_blocks", "Blocks in the directory",
                      [&index] { return static_cast<std::int64_t>(index.blocks()); });
   metrics.gauge_from("di_meta_stripes", "Stripes in the directory",

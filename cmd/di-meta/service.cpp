@@ -53,6 +53,9 @@ Result<std::unique_ptr<Service>> Service::create(loop::Loop& loop, net::Endpoint
   const auto leaving = catalogue.leaving();
   if (!leaving) return leaving.error();
   for (const std::string& instance : *leaving) service->index_.restore_leaving(instance, now);
+  for (const directory::Index::Place& place : service->index_.places()) {
+    if (place.store) service->membership_.expect(place.instance, "store", now);
+  }
   auto writer = catalogue.stripe_writer();
   if (!writer) return writer.error();
   service->persister_ = std::make_unique<Persister>(loop, service->index_, *std::move(writer));
@@ -102,15 +105,44 @@ void Service::stop() {
 }
 
 Status Service::store_leaves(const std::string& instance, bool leaves) {
-  const Instant now = loop_.monotonic_now();
-  if (!index_.store_leaves(instance, leaves, now)) {
-    std::string known;
-    for (const directory::Index::Place& place : index_.places()) {
-      if (place.store) known += (known.empty() ? ": there are " : ", ") + place.instance;
-    }
-    return Error{Code::not_found, 0, "no store '" + instance + "' is known" + known};
-  }
+  if (!index_.store_leaves(instance, leaves, loop_.monotonic_now())) return unknown_store(instance);
   return catalogue_.set_leaving(instance, leaves);
+}
+
+Error Service::unknown_store(const std::string& instance) const {
+  std::string known;
+  for (const directory::Index::Place& place : index_.places()) {
+    if (place.store) known += (known.empty() ? ": there are " : ", ") + place.instance;
+  }
+  return Error{Code::not_found, 0, "no store '" + instance + "' is known" + known};
+}
+
+Result<directory::Index::Given> Service::store_gone(const std::string& instance) {
+  const auto given = index_.store_gone(instance, loop_.monotonic_now());
+  if (!given) {
+    if (given.error().code == Code::not_found) return unknown_store(instance);
+    return Error{given.error().code, 0, given.error().message + ": stop it first, or empty it with kv drain " + instance};
+  }
+  log_info("meta", "store given up",
+           {{"store", instance}, {"columns", given->columns}, {"stripes_lost", given->stripes}});
+  membership_.forget(instance);
+  // Another of its name begins anew.
+  index_.store_leaves(instance, false, loop_.monotonic_now());
+  DI_TRY(catalogue_.set_leaving(instance, false));
+  return given;
+}
+
+Status Service::forget(const std::string& instance) {
+  for (const directory::Index::Place& place : index_.places()) {
+    if (!place.store || place.up || place.instance != instance || place.pages == 0) continue;
+    return Error{Code::busy, 0,
+                 instance + " has " + std::to_string(place.pages) +
+                     " columns that may come back: kv drop store " + instance + " gives them up"};
+  }
+  if (membership_.forget(instance)) return {};
+  std::string known;
+  for (const auto& [name, away] : membership_.away()) known += (known.empty() ? ": there are " : ", ") + name;
+  return Error{Code::not_found, 0, "no instance '" + instance + "' is away" + known};
 }
 
 Status Service::drop_stripe(std::uint64_t stripe) {

@@ -55,14 +55,18 @@ class Service {
   // No timer runs any more; what messages ask is still answered.
   void stop();
 
-  // The operator's: empties a store for good, or not any more; repairs what waits; takes a stripe out; copies
-  // the catalogue.  Errors: not_found, those of the catalogue.
+  // The operator's: empties a store for good, or not any more; gives up what a store that is away had; forgets a
+  // member that is away; repairs what waits; takes a stripe out; copies the catalogue.  Errors: not_found, busy,
+  // those of the catalogue.
   Status store_leaves(const std::string& instance, bool leaves);
+  Result<directory::Index::Given> store_gone(const std::string& instance);
+  Status forget(const std::string& instance);
   void repair_now() { index_.repair_now(loop_.monotonic_now()); }
   Status drop_stripe(std::uint64_t stripe);
   void rebalance() { index_.rebalance(); }
   Status backup(const std::string& path) { return catalogue_.backup(path); }
 
+  [[nodiscard]] Instant now() const { return loop_.monotonic_now(); }
   [[nodiscard]] const directory::Index& index() const { return index_; }
   [[nodiscard]] const Persister& persister() const { return *persister_; }
   [[nodiscard]] const directory::Membership& membership() const { return membership_; }
@@ -76,6 +80,7 @@ class Service {
   Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,
           std::vector<directory::InstanceRow> rows);
 
+  [[nodiscard]] Error unknown_store(const std::string& instance) const;
   void set_handlers();
   void registered(const net::Incoming& in, const wire::meta_register& message);
   void peer_up(const net::Member& member);

@@ -32,6 +32,20 @@ void Frees::store_away(std::uint32_t store) {
   }
 }
 
+void Frees::store_gone(std::uint32_t store) {
+  store_away(store);
+  const auto first = pending_.lower_bound({store, 0, 0});
+  const auto behind =
+      std::find_if(first, pending_.end(), [&](const auto& entry) { return entry.first.store != store; });
+  for (auto at = first; at != behind; ++at) {
+    const auto held = held_.find(at->first.stripe);
+    if (held == held_.end() || held->second.erase(at->first) == 0 || !held->second.empty()) continue;
+    held_.erase(held);
+  }
+  pending_.erase(first, behind);
+  bytes_.erase(store);
+}
+
 std::vector<Frees::Due> Frees::take(LeaseTable& leases, Instant now) {
   std::vector<Due> out;
   for (const std::uint64_t stripe : leases.take_let_go()) {

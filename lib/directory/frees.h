@@ -28,6 +28,8 @@ class Frees {
                 Instant at);
   void store_up(std::uint32_t store, Instant now);
   void store_away(std::uint32_t store);
+  // It will not be back: nothing is to be freed there.
+  void store_gone(std::uint32_t store);
 
   struct Due {
     std::uint32_t store = 0;

@@ -196,6 +196,40 @@ bool Index::store_leaves(const std::string& instance, bool leaves, Instant now) 
   return true;
 }
 
+Result<Index::Given> Index::store_gone(const std::string& instance, Instant now) {
+  const auto at = store_numbers_.find(instance);
+  if (at == store_numbers_.end()) return Error{Code::not_found, 0, "no store '" + instance + "' is known"};
+  const std::uint32_t number = at->second;
+  Store& store = stores_[number];
+  if (store.up) return Error{Code::busy, 0, instance + " is up"};
+  store.gone = true;
+  for (const auto& [volume, state] : store.volumes) placements_.replace({number, volume});
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, slot] : stripes_.ids()) {
+    const auto columns = stripes_.at(slot).columns();
+    if (std::any_of(columns.begin(), columns.end(), [&](const StripeColumn& c) { return c.store == number; }))
+      ids.push_back(id);
+  }
+  Given given;
+  for (const std::uint64_t id : ids) {
+    std::vector<std::uint16_t> there;
+    for (const StripeColumn& column : stripes_.at(stripes_.find(id)).columns()) {
+      if (column.store == number) there.push_back(column.column);
+    }
+    for (const std::uint16_t column : there) {
+      const std::uint32_t slot = stripes_.find(id);
+      if (slot == none) break;  // it went with the one before
+      lose_column(slot, column, now);
+    }
+    given.columns += there.size();
+    given.stripes += stripes_.find(id) == none ? 1 : 0;
+  }
+  frees_.store_gone(number);
+  capacity_changed();
+  repair_now(now);
+  return given;
+}
+
 void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Instant now) {
   std::uint32_t number = 0;
   Store* store = store_of(holder, &number);
@@ -659,10 +693,12 @@ std::vector<Index::Place> Index::places() const {
   }
   for (const auto& [instance, number] : store_numbers_) {
     const Store& store = stores_[number];
+    if (store.gone && store.columns == 0 && store.bytes == 0) continue;
     Place place;
     place.instance = instance;
     place.store = true;
     place.up = store.up;
+    place.away_since = store.away_since;
     place.leaves = store.leaves;
     place.complete = store.complete;
     place.pages = store.columns;

@@ -51,6 +51,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/result.h"
 #include "base/time.h"
 #include "directory/arenas.h"
 #include "directory/blocks.h"
@@ -197,6 +198,15 @@ class Index final : private BlockMap::Keys {
   // The operator takes the store away for good (or does not any more): what it holds is made anew elsewhere.
   // False when there is no such store.
   bool store_leaves(const std::string& instance, bool leaves, Instant now);
+  // The operator says that a store that is away will not be back: the columns that it had are lost, so that
+  // stripes with enough others are made whole without further pause and the rest is dropped.  Looks at every
+  // stripe.  Should it come all the same, its inventory brings back what is still of use.  Errors: not_found;
+  // busy, when it is up.
+  struct Given {
+    std::uint64_t columns = 0;
+    std::uint64_t stripes = 0;  // dropped
+  };
+  Result<Given> store_gone(const std::string& instance, Instant now);
   void volumes(const Holder& store, const wire::meta_volumes& message, Instant now);
   // Any instance is lost, whatever it was: its arena is forgotten, its store's data becomes
   // unavailable, its leases end, its open puts lapse.  Another generation than the present one: nothing.
@@ -294,6 +304,7 @@ class Index final : private BlockMap::Keys {
     std::string instance;
     bool store = false;
     bool up = false;
+    Instant away_since;  // of one that is not up
     bool leaves = false;
     bool complete = false;    // the snapshot or the inventory is in
     std::uint64_t pages = 0;  // of an arena; columns of a store
@@ -303,6 +314,7 @@ class Index final : private BlockMap::Keys {
     std::uint64_t free_pending_bytes = 0;
     std::vector<wire::VolumeState> volumes;  // of a store, as it told of them last
   };
+  // Without stores that are away for repair_after and have nothing that is not elsewhere.
   [[nodiscard]] std::vector<Place> places() const;
   // How the committed stripes stand now, by what the stores that are up have.  Looks at every stripe.
   struct Redundancy {

@@ -177,6 +177,7 @@ Membership::Change Membership::admit_as(const Admission& admission, Instant now,
   next_id_ = std::max(next_id_, row.id + 1);
   const auto at = members_.find(row.instance);
   if (at == members_.end()) {
+    away_.erase(row.instance);
     members_.emplace(row.instance, Present{admission.member, now, self});
     instances_.emplace(row.id, row.instance);
     change.changed = true;
@@ -204,7 +205,7 @@ Membership::Change Membership::rejoin(const wire::Member& member, Instant now) {
 Membership::Change Membership::set_state(std::uint32_t id, std::uint32_t generation, MemberState state) {
   if (find(id, generation) == nullptr) return {};
   const auto at = members_.find(instances_.at(id));
-  if (state == MemberState::leaves) return remove(at);
+  if (state == MemberState::leaves) return remove(at, true);
   Change change;
   change.changed = at->second.member.state != static_cast<std::uint8_t>(state);
   at->second.member.state = static_cast<std::uint8_t>(state);
@@ -219,10 +220,13 @@ void Membership::heard(std::uint32_t id, std::uint32_t generation, Instant now) 
 
 Membership::Change Membership::lost(std::uint32_t id, std::uint32_t generation) {
   if (find(id, generation) == nullptr) return {};
-  return remove(members_.find(instances_.at(id)));
+  return remove(members_.find(instances_.at(id)), false);
 }
 
-Membership::Change Membership::remove(std::map<std::string, Present>::iterator at) {
+Membership::Change Membership::remove(std::map<std::string, Present>::iterator at, bool stopped) {
+  // Whoever stops drains first, and nobody counts on one that the operator drained.
+  stopped = stopped || at->second.member.state != static_cast<std::uint8_t>(MemberState::up);
+  remember({at->second.member, at->second.heard, stopped});
   Change change;
   change.changed = true;
   change.lost.push_back({at->first, at->second.member.generation});
@@ -232,12 +236,36 @@ Membership::Change Membership::remove(std::map<std::string, Present>::iterator a
   return change;
 }
 
+void Membership::remember(Away away) {
+  if (away_.size() >= away_max) {
+    away_.erase(std::min_element(away_.begin(), away_.end(), [](const auto& a, const auto& b) {
+      return a.second.since < b.second.since;
+    }));
+  }
+  std::string name = away.member.instance;
+  away_.insert_or_assign(std::move(name), std::move(away));
+}
+
+void Membership::expect(const std::string& instance, const std::string& role, Instant now) {
+  const auto row = rows_.find(instance);
+  if (row == rows_.end() || members_.contains(instance)) return;
+  Away away;
+  away.member.instance = instance;
+  away.member.id = row->second.id;
+  away.member.generation = row->second.generation;
+  away.member.program = instance.substr(0, instance.find('.'));
+  away.member.role = role;
+  away.since = now;
+  remember(std::move(away));
+}
+
 Membership::Change Membership::step(Instant now) {
+  std::erase_if(away_, [&](const auto& entry) { return entry.second.since + away_forgotten_after <= now; });
   Change all;
   for (auto at = members_.begin(); at != members_.end();) {
     const auto next = std::next(at);
     if (!at->second.self && at->second.heard + member_lost_after <= now) {
-      Change one = remove(at);
+      Change one = remove(at, false);
       all.changed = true;
       all.lost.insert(all.lost.end(), one.lost.begin(), one.lost.end());
     }

@@ -14,8 +14,9 @@
 //                                          replaced); otherwise di-meta lost its catalogue: kept
 //
 // Pure: time is the monotonic clock's.  A member is lost when nothing was heard for `lost_after`, or
-// when the shell knows better (a broken connection).  Owner: the directory's thread.  Bounds:
-// members_max, instance_rows_max, and the lengths that judge() checks.
+// when the shell knows better (a broken connection).  Who is gone is remembered for whoever looks at the
+// fleet.  Owner: the directory's thread.  Bounds: members_max, instance_rows_max, away_max, and the lengths that
+// judge() checks.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,8 @@ inline constexpr std::size_t endpoint_bytes_max = 512;
 inline constexpr std::size_t model_bytes_max = 256;
 inline constexpr std::uint16_t ranks_max = 1024;
 inline constexpr Duration member_lost_after = seconds(3);
+inline constexpr std::size_t away_max = 1024;  // members that are gone and remembered
+inline constexpr Duration away_forgotten_after = std::chrono::hours(24);
 
 enum class MemberState : std::uint8_t { up = 0, draining = 1, leaves = 2 };
 
@@ -85,6 +88,20 @@ class Membership {
   Change step(Instant now);
   [[nodiscard]] Instant next_due() const;
 
+  // A member that is gone, as it was last.  It is remembered until it is back, until forget(), or for
+  // away_forgotten_after; of more than away_max those are forgotten that are gone longest.
+  struct Away {
+    wire::Member member;
+    Instant since;         // it was heard of last
+    bool stopped = false;  // it drained, or said that it leaves
+  };
+  // By instance name.
+  [[nodiscard]] const std::map<std::string, Away>& away() const { return away_; }
+  // One that the catalogue has something of, and that has not come yet.
+  void expect(const std::string& instance, const std::string& role, Instant now);
+  // False when it is not away.
+  bool forget(const std::string& instance) { return away_.erase(instance) > 0; }
+
   // Null when there is no such member (of this generation).
   [[nodiscard]] const wire::Member* find(std::uint32_t id) const;
   [[nodiscard]] const wire::Member* find(std::uint32_t id, std::uint32_t generation) const;
@@ -101,10 +118,12 @@ class Membership {
     bool self = false;
   };
   Change admit_as(const Admission& admission, Instant now, bool self);
-  Change remove(std::map<std::string, Present>::iterator at);
+  Change remove(std::map<std::string, Present>::iterator at, bool stopped);
+  void remember(Away away);
 
   std::map<std::string, InstanceRow> rows_;
   std::map<std::string, Present> members_;          // by instance name
+  std::map<std::string, Away> away_;
   std::map<std::uint32_t, std::string> instances_;  // number -> name of a present member
   std::uint32_t next_id_ = 1;
   std::uint64_t epoch_;

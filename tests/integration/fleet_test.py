@@ -260,6 +260,56 @@ def control_words_rows_and_statuses():
         assert done.returncode == 1 and done.stderr == "di-ctl: di-decode.0: not running\n", done
 
 
+def who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten():
+    with Fleet(overrides=SURE_HIT) as fleet:
+        def rows():
+            return {r["instance"]: r for r in fleet.ctl("show", "fleet")}
+        assert all(r["state"] == "up" and r["away_s"] == 0 for r in rows().values()), rows()
+        assert fleet.chat(words(900), temperature=0, max_tokens=4).status == 200
+        write_backs_done(fleet)
+        columns = fleet.ctl("-d", "di-kvd.store0", "show", "volumes")[0]["columns"]
+        assert columns > 0
+        fleet.kill("di-decode.0")
+        fleet.kill("di-kvd.store0")
+        os.kill(fleet.pid("di-prefill.0"), signal.SIGTERM)
+        wait_for(lambda: [rows()[i]["state"] for i in ("di-decode.0", "di-kvd.store0", "di-prefill.0")] ==
+                 ["away", "away", "stopped"], "the directory to miss them")
+        assert sorted(rows()) == INSTANCES and not rows()["di-decode.0"]["connected"], rows()
+        assert fleet.metric("di-meta.0", "di_meta_members_away") == 2
+        # Of the store's volume and of what was on it, too.
+        volumes = [r for r in fleet.ctl("show", "volumes") if r["place"] == "di-kvd.store0"]
+        assert [(r["volume"], r["state"]) for r in volumes] == [(0, "away")], volumes
+        assert volumes[0]["capacity_bytes"] > 0, volumes
+        places = {r["place"]: r for r in fleet.ctl("-d", "di-meta.0", "show", "kv")}
+        assert places["di-kvd.store0"]["state"] == "away" and places["di-kvd.store0"]["pages"] == columns, places
+        # Nothing is forgotten that may come back with something.
+        for instance, why in (("di-kvd.store0", "kv drop store di-kvd.store0"), ("di-router.0", "is away"),
+                              ("di-decode.9", "there are di-decode.0, di-kvd.store0, di-prefill.0")):
+            done = ctl(fleet, "forget", instance)
+            assert done.returncode == 1 and why in done.stderr, done
+        for store, why in (("di-kvd.host0", "no store"), ("di-kvd.store9", "there are di-kvd.store0")):
+            done = ctl(fleet, "kv", "drop", "store", store)
+            assert done.returncode == 1 and why in done.stderr, done
+        fleet.ctl("forget", "di-prefill.0")
+        dropped = fleet.ctl("kv", "drop", "store", "di-kvd.store0")
+        assert [(r["columns"], r["stripes_lost"] > 0) for r in dropped] == [(columns, True)], dropped
+        assert {"di-prefill.0", "di-kvd.store0"}.isdisjoint(rows()) and "di-decode.0" in rows(), rows()
+        assert [r["place"] for r in fleet.ctl("-d", "di-meta.0", "show", "kv")] == ["di-kvd.host0"]
+        assert fleet.ctl("show", "volumes") == []
+        # They come back as if nothing had been said, and with what they had.
+        assert up_again(fleet).returncode == 0
+        wait_for(lambda: sorted(rows()) == INSTANCES and all(r["state"] == "up" for r in rows().values()), "everybody")
+        done = ctl(fleet, "kv", "drop", "store", "di-kvd.store0")
+        assert done.returncode == 1 and "is up: stop it first, or empty it with kv drain di-kvd.store0" in done.stderr, done
+        wait_for(lambda: fleet.ctl("-d", "di-kvd.store0", "show", "volumes")[0]["columns"] == columns and
+                 {r["place"]: r["pages"] for r in fleet.ctl("-d", "di-meta.0", "show", "kv")}["di-kvd.store0"] == columns,
+                 "what the store had")
+        fleet.ctl("kv", "drop", "arena", "di-kvd.host0")
+        reply = fleet.chat(words(900), temperature=0, max_tokens=4)
+        assert reply.status == 200 and reply.cached() > 0, reply.error
+        fleet.await_idle()
+
+
 def a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not():
     with Fleet(overrides=['di-kvd.store0:store.volumes=["a","b"]', "di-kvd.store0:store.capacity=16MiB"]) as fleet:
         states = lambda: {pathlib.Path(r["path"]).suffix: r["state"] for r in fleet.ctl("show", "volumes")}
@@ -417,6 +467,7 @@ main([
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
+    who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended,
     manual_clock_moves_every_daemon,

@@ -138,6 +138,13 @@ class StripeTest : public testing::Test {
     index->repaired(repair.host, answer, at_s(s));
   }
 
+  std::optional<Index::Place> place_of(int n) const {
+    for (const Index::Place& place : index->places()) {
+      if (place.instance == store(n).instance) return place;
+    }
+    return std::nullopt;
+  }
+
   // Bytes and stripes of each tenant that has some.
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> held() const {
     std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> out;
@@ -380,13 +387,72 @@ TEST_F(StripeTest, StoreThatIsAwayTooLongIsRepairedAround) {
   ASSERT_EQ(repairs.size(), 1U);
   ASSERT_EQ(repairs[0].message.targets.size(), 1U);
   EXPECT_NE(number_of(repairs[0].message.targets[0]), gone);
+  // It is shown as long as something of the cache is nowhere else.
+  ASSERT_TRUE(place_of(gone));
+  EXPECT_FALSE(place_of(gone)->up);
+  EXPECT_EQ(place_of(gone)->away_since, at_s(2));
+  EXPECT_EQ(place_of(gone)->volumes.size(), 1U);
   finish(repairs[0], 63);
+  EXPECT_FALSE(place_of(gone));
   EXPECT_EQ(plan(1, 0, 8, 63).stripes[0].columns.size(), 6U);
   // What it still has when it returns is a second copy.
   comes(gone, 130, 2);
+  EXPECT_TRUE(place_of(gone));
   step(131);
   EXPECT_TRUE(disks[store(gone).instance].empty());
   EXPECT_EQ(index->pending_frees(), 0U);
+}
+
+// The operator knows better than the clock.
+TEST_F(StripeTest, StoreThatIsGivenUpIsRepairedAroundAtOnce) {
+  start(8, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
+  std::vector<wire::meta_put_opened> all;
+  for (int chain = 1; chain <= 4; ++chain) all.push_back(put(chain, 0, 4));
+  const int gone = number_of(all[0].columns[1]);
+  const std::uint64_t had = disks[store(gone).instance].size();
+  EXPECT_EQ(index->store_gone("di-kvd.nobody", at_s(2)).error().code, Code::not_found);
+  EXPECT_EQ(index->store_gone(store(gone).instance, at_s(2)).error().code, Code::busy);
+  index->lost(store(gone), at_s(2));
+  const auto given = index->store_gone(store(gone).instance, at_s(3));
+  ASSERT_TRUE(given);
+  EXPECT_EQ(given->columns, had);
+  EXPECT_EQ(given->stripes, 0U);
+  EXPECT_FALSE(place_of(gone));
+  index->test_check();
+  for (int s = 3; s < 20; ++s) {
+    step(s);
+    for (const Index::Repair& repair : index->repairs(at_s(s))) finish(repair, s);
+  }
+  for (int chain = 1; chain <= 4; ++chain) EXPECT_EQ(plan(chain, 0, 8, 20).stripes[0].columns.size(), 6U);
+  EXPECT_EQ(index->repair_queue().waiting(), 0U);
+  EXPECT_EQ(index->pending_frees(), 0U) << "nothing waits for it";
+  // It comes all the same: what it has is of no use any more.
+  comes(gone, 130, 2);
+  step(131);
+  EXPECT_TRUE(disks[store(gone).instance].empty());
+  EXPECT_TRUE(place_of(gone));
+}
+
+TEST_F(StripeTest, StoreThatIsGivenUpTakesAlongWhatHasTooLittleElsewhereUntilItComesBack) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  std::uint64_t stripes = 0;
+  for (int column = 0; column < 3; ++column) {
+    const int gone = number_of(opened.columns[static_cast<std::size_t>(column)]);
+    index->lost(store(gone), at_s(2));
+    const auto given = index->store_gone(store(gone).instance, at_s(3));
+    ASSERT_TRUE(given);
+    EXPECT_EQ(given->columns, 1U);
+    stripes += given->stripes;
+  }
+  EXPECT_EQ(stripes, 1U);
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->store_gone(store(number_of(opened.columns[0])).instance, at_s(4))->columns, 0U) << "again";
+  index->test_check();
+  // The others were not told yet to free what they have.
+  for (int n = 0; n < 7; ++n) comes(n, 4, 2);
+  EXPECT_LE(hit(1, 8), 8U);
+  index->test_check();
 }
 
 // G02: a store that is away for a moment causes no work.

@@ -146,6 +146,73 @@ TEST(Membership, SilenceOfThreeSecondsIsLoss) {
   EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(6000)), 1U);
 }
 
+TEST(Membership, WhoIsGoneIsRememberedUntilItIsBackOrForgotten) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  for (const char* name : {"0", "1", "2", "3"}) enter(members, rows, router(name, 11), at_ms(0));
+  const auto id_of = [&](const std::string& name) {
+    for (const wire::Member& member : members.members()) {
+      if (member.instance == name) return member.id;
+    }
+    return 0U;
+  };
+  members.heard(id_of("di-router.0"), 1, at_ms(500));
+  members.lost(id_of("di-router.0"), 1);
+  members.set_state(id_of("di-router.1"), 1, MemberState::leaves);
+  members.set_state(id_of("di-router.3"), 1, MemberState::draining);
+  members.lost(id_of("di-router.3"), 1);
+  EXPECT_TRUE(members.away().at("di-router.3").stopped);
+  EXPECT_TRUE(members.forget("di-router.3"));
+  ASSERT_EQ(members.away().size(), 2U);
+  const Membership::Away& killed = members.away().at("di-router.0");
+  EXPECT_EQ(killed.member.host, "a.example");
+  EXPECT_EQ(killed.since, at_ms(500));
+  EXPECT_FALSE(killed.stopped);
+  EXPECT_TRUE(members.away().at("di-router.1").stopped);
+  members.step(at_ms(3000));  // the third one was silent
+  EXPECT_EQ(members.away().size(), 3U);
+  EXPECT_EQ(members.count(), 0U);
+
+  enter(members, rows, router("0", 12), at_ms(4000));
+  EXPECT_FALSE(members.away().contains("di-router.0")) << "it is back";
+  EXPECT_FALSE(members.forget("di-router.0"));
+  EXPECT_TRUE(members.forget("di-router.1"));
+  EXPECT_FALSE(members.forget("di-router.1"));
+  members.heard(id_of("di-router.0"), 2, Instant{} + away_forgotten_after);
+  members.step(Instant{} + away_forgotten_after - milliseconds(1));
+  EXPECT_EQ(members.away().size(), 1U);
+  members.step(Instant{} + away_forgotten_after);
+  EXPECT_TRUE(members.away().empty());
+}
+
+TEST(Membership, WhatTheCatalogueHasSomethingOfIsAwayUntilItComes) {
+  Membership members({{"di-kvd.store0", 7, 3, 11}}, 1);
+  members.expect("di-kvd.store0", "store", at_ms(5));
+  members.expect("di-kvd.store1", "store", at_ms(5));  // never had a number
+  ASSERT_EQ(members.away().size(), 1U);
+  const Membership::Away& expected = members.away().at("di-kvd.store0");
+  EXPECT_EQ(expected.member.program, "di-kvd");
+  EXPECT_EQ(expected.member.role, "store");
+  EXPECT_EQ(expected.member.id, 7U);
+  EXPECT_EQ(expected.member.generation, 3U);
+  EXPECT_EQ(expected.since, at_ms(5));
+  EXPECT_FALSE(expected.stopped);
+}
+
+TEST(Membership, OfTooManyThatAreGoneTheOldestAreForgotten) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  for (std::size_t i = 0; i <= away_max; ++i) {
+    const int ms = static_cast<int>(i);
+    enter(members, rows, router(std::to_string(i), i + 1), at_ms(ms));
+    const wire::Member member = members.members().front();
+    members.lost(member.id, member.generation);
+  }
+  EXPECT_EQ(members.away().size(), away_max);
+  EXPECT_FALSE(members.away().contains("di-router.0"));
+  EXPECT_TRUE(members.away().contains("di-router.1"));
+}
+
 TEST(Membership, ReconnectedMemberRejoinsWithItsGenerationOnly) {
   Membership members({}, 1);
   std::vector<InstanceRow> rows;

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/crypto.h"
 #include "base/sqlite.h"
 #include "kv/layout.h"
@@ -405,6 +407,53 @@ TEST_F(ServiceTest, DrainOfAStoreOutlivesTheDirectory) {
   directory.reset();
   start();
   EXPECT_TRUE(directory->service->index().places().empty());
+}
+
+TEST_F(ServiceTest, AStoreThatIsAwayIsShownUntilItIsGivenUp) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  EXPECT_TRUE(until([&] { return directory->service->persister().counters().rows > 0; }));
+  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true));
+  const auto away = [&] { return directory->service->membership().away().contains("di-kvd.store0"); };
+  const auto shown = [&] {
+    const auto places = directory->service->index().places();
+    return std::any_of(places.begin(), places.end(), [](const auto& place) { return place.store; });
+  };
+  EXPECT_FALSE(away());
+  const Error up = directory->service->store_gone("di-kvd.store0").error();
+  EXPECT_EQ(up.code, Code::busy);
+  EXPECT_EQ(up.message, "di-kvd.store0 is up: stop it first, or empty it with kv drain di-kvd.store0");
+  store.reset();
+  EXPECT_TRUE(until(away));
+  // Nor does a restart of the directory make the list shorter.
+  directory.reset();
+  start();
+  EXPECT_TRUE(away());
+  EXPECT_TRUE(shown());
+  EXPECT_EQ(directory->service->forget("di-kvd.nobody").error().message,
+            "no instance 'di-kvd.nobody' is away: there are di-kvd.store0");
+  EXPECT_EQ(directory->service->forget("di-kvd.store0").error().message,
+            "di-kvd.store0 has 1 columns that may come back: kv drop store di-kvd.store0 gives them up");
+  EXPECT_EQ(directory->service->store_gone("di-kvd.nobody").error().message,
+            "no store 'di-kvd.nobody' is known: there are di-kvd.store0");
+  const auto given = directory->service->store_gone("di-kvd.store0");
+  ASSERT_TRUE(given);
+  EXPECT_EQ(given->columns, 1U);
+  EXPECT_EQ(given->stripes, 1U);
+  EXPECT_FALSE(away());
+  EXPECT_FALSE(shown());
+  // For good; and another of its name is not emptied.
+  EXPECT_TRUE(until([&] { return directory->service->persister().counters().rows > 0; }));
+  directory.reset();
+  start();
+  EXPECT_FALSE(shown());
+  EXPECT_FALSE(away());
 }
 
 TEST_F(ServiceTest, RepairsGoToAHostAndComeBack) {
