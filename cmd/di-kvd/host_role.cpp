@@ -643,73 +643,78 @@ class HostRole::Listing {
   loop::Timer timer_;
 };
 
-bool HostRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+void HostRole::ctl_kv(daemon::Reply& reply) const {
+  const host::Pages& pages = core_->pages();
+  std::uint64_t counts[5] = {};
+  std::uint64_t blocks = 0;
+  for (const auto& [slot, page] : pages.all()) {
+    ++counts[static_cast<std::size_t>(page.state)];
+    blocks += page.owned;
+  }
+  const std::uint64_t payload = pages.has_layout() ? pages.bytes_total() : config_.arena_bytes;
+  const std::uint64_t free = pages.has_layout() ? pages.bytes_free() : config_.arena_bytes;
+  // As di-meta counts them: what the blocks are in full pages, not the room that their slots take.
+  const std::uint64_t bytes =
+      pages.has_layout()
+          ? blocks * (pages.layout().page_bytes(pages.layout().page_blocks()) / pages.layout().page_blocks())
+          : 0;
+  daemon::Row row;
+  row.text("place", daemon_->instance())
+      .text("tier", "arena")
+      .number("pages", counts[static_cast<std::size_t>(host::PageState::sealed)])
+      .number("blocks", blocks)
+      .number("bytes", bytes)
+      .number("used_bytes", payload - free)
+      .number("payload_bytes", payload)
+      .number("evictable_bytes", pages.bytes_evictable())
+      .number("granted_pages", counts[static_cast<std::size_t>(host::PageState::granted)])
+      .number("filling_pages", counts[static_cast<std::size_t>(host::PageState::filling)])
+      .number("quarantined_pages", counts[static_cast<std::size_t>(host::PageState::quarantined)])
+      .number("scratch_pages", counts[static_cast<std::size_t>(host::PageState::scratch)])
+      .number("clients", core_->attached_count())
+      .number("pending_writebacks", core_->writeback().pending());
+  reply.end(row);
+}
+
+void HostRole::ctl_holders(daemon::Reply& reply) const {
+  for (const host::Core::HolderRow& held : core_->holders()) {
+    daemon::Row row;
+    row.text("client", held.holder.client.instance)
+        .number("generation", held.holder.client.generation)
+        .text("request", held.holder.request.text())
+        .number("attempt", held.holder.attempt)
+        .number("pins", held.pins)
+        .number("grants", held.grants);
+    reply.row(row);
+  }
+  reply.end();
+}
+
+void HostRole::ctl_drop(daemon::Reply& reply) {
+  const host::Pages::Dropped dropped = core_->drop_arena(now());
+  touched_ = true;
+  daemon::Row row;
+  row.number("pages", dropped.pages)
+      .number("blocks", dropped.blocks)
+      .number("bytes", dropped.bytes)
+      .number("kept_pages", core_->pages().all().size());
+  reply.end(row);
+}
+
+bool HostRole::on_ctl(const daemon::Words& words, daemon::Reply reply) {
+  using daemon::Reply;
+  using daemon::Words;
   std::erase_if(listings_, [](const auto& listing) { return listing->done(); });
-  if (words == std::vector<std::string>{"show", "kv"}) {
-    const host::Pages& pages = core_->pages();
-    std::uint64_t counts[5] = {};
-    std::uint64_t blocks = 0;
-    for (const auto& [slot, page] : pages.all()) {
-      ++counts[static_cast<std::size_t>(page.state)];
-      blocks += page.owned;
-    }
-    const std::uint64_t payload = pages.has_layout() ? pages.bytes_total() : config_.arena_bytes;
-    const std::uint64_t free = pages.has_layout() ? pages.bytes_free() : config_.arena_bytes;
-    // As di-meta counts them: what the blocks are in full pages, not the room that their slots take.
-    const std::uint64_t bytes =
-        pages.has_layout()
-            ? blocks * (pages.layout().page_bytes(pages.layout().page_blocks()) / pages.layout().page_blocks())
-            : 0;
-    daemon::Row row;
-    row.text("place", daemon_->instance())
-        .text("tier", "arena")
-        .number("pages", counts[static_cast<std::size_t>(host::PageState::sealed)])
-        .number("blocks", blocks)
-        .number("bytes", bytes)
-        .number("used_bytes", payload - free)
-        .number("payload_bytes", payload)
-        .number("evictable_bytes", pages.bytes_evictable())
-        .number("granted_pages", counts[static_cast<std::size_t>(host::PageState::granted)])
-        .number("filling_pages", counts[static_cast<std::size_t>(host::PageState::filling)])
-        .number("quarantined_pages", counts[static_cast<std::size_t>(host::PageState::quarantined)])
-        .number("scratch_pages", counts[static_cast<std::size_t>(host::PageState::scratch)])
-        .number("clients", core_->attached_count())
-        .number("pending_writebacks", core_->writeback().pending());
-    reply.row(row);
-    reply.end();
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "kv", "holders"}) {
-    for (const host::Core::HolderRow& held : core_->holders()) {
-      daemon::Row row;
-      row.text("client", held.holder.client.instance)
-          .number("generation", held.holder.client.generation)
-          .text("request", held.holder.request.text())
-          .number("attempt", held.holder.attempt)
-          .number("pins", held.pins)
-          .number("grants", held.grants);
-      reply.row(row);
-    }
-    reply.end();
-    return true;
-  }
-  if (words == std::vector<std::string>{"kv", "drop", "arena"}) {
-    const host::Pages::Dropped dropped = core_->drop_arena(now());
-    touched_ = true;
-    daemon::Row row;
-    row.number("pages", dropped.pages)
-        .number("blocks", dropped.blocks)
-        .number("bytes", dropped.bytes)
-        .number("kept_pages", core_->pages().all().size());
-    reply.row(row);
-    reply.end();
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "kv", "pages"}) {
-    listings_.push_back(std::make_unique<Listing>(daemon_->loop(), core_->pages(), std::move(reply)));
-    return true;
-  }
-  return false;
+  const daemon::Command commands[] = {
+      {"show kv", [this](const Words&, Reply& to) { ctl_kv(to); }},
+      {"show kv holders", [this](const Words&, Reply& to) { ctl_holders(to); }},
+      {"show kv pages",
+       [this](const Words&, Reply& to) {
+         listings_.push_back(std::make_unique<Listing>(daemon_->loop(), core_->pages(), to));
+       }},
+      {"kv drop arena", [this](const Words&, Reply& to) { ctl_drop(to); }},
+  };
+  return daemon::answer_by(commands, words, std::move(reply));
 }
 
 void HostRole::register_metrics(daemon::Metrics& metrics) {

@@ -57,7 +57,7 @@ class HostRole final : public daemon::Program {
   Status on_start(daemon::Daemon& daemon) override;
   void on_stop(daemon::Daemon& daemon) override;
   // show kv, show kv pages, show kv holders, kv drop arena.
-  bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
+  bool on_ctl(const daemon::Words& words, daemon::Reply reply) override;
   void on_dump() override;
 
  private:
@@ -66,6 +66,9 @@ class HostRole final : public daemon::Program {
   class Data;
   // `show kv pages`: some rows a turn.
   class Listing;
+  void ctl_kv(daemon::Reply& reply) const;
+  void ctl_holders(daemon::Reply& reply) const;
+  void ctl_drop(daemon::Reply& reply);
 
   void deliver(const net::Incoming& in);
   void peer_up(const net::Member& member);

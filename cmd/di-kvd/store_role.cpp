@@ -649,8 +649,7 @@ void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
       .text("path", mount.path())
       .text("state", state_of(mount))
       .number("columns", mount.stats().slots_live);
-  reply.row(row);
-  reply.end();
+  reply.end(row);
 }
 
 void StoreRole::tell_degraded() {
@@ -708,19 +707,21 @@ void StoreRole::ctl_kv(daemon::Reply reply) {
       .number("arenas", server_->arenas())
       .boolean("inventory", server_->inventory_running())
       .boolean("scrubbing", scrubbing);
-  reply.row(row);
-  reply.end();
+  reply.end(row);
 }
 
-bool StoreRole::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
+bool StoreRole::on_ctl(const daemon::Words& words, daemon::Reply reply) {
+  using daemon::Reply;
+  using daemon::Words;
   if (!server_) return false;
-  if (words == std::vector<std::string>{"kv", "scrub"}) return ctl_scrub(std::move(reply)), true;
-  if (words == std::vector<std::string>{"kv", "fsck"}) return ctl_check(std::move(reply)), true;
-  if (words == std::vector<std::string>{"show", "volumes"}) return ctl_volumes(std::move(reply)), true;
-  if (words == std::vector<std::string>{"show", "kv"}) return ctl_kv(std::move(reply)), true;
-  if (words.size() == 4 && words[0] == "kv" && words[1] == "volume" && words[2] == "return")
-    return ctl_return(words[3], std::move(reply)), true;
-  return false;
+  const daemon::Command commands[] = {
+      {"show kv", [this](const Words&, Reply& to) { ctl_kv(to); }},
+      {"show volumes", [this](const Words&, Reply& to) { ctl_volumes(to); }},
+      {"kv fsck", [this](const Words&, Reply& to) { ctl_check(to); }},
+      {"kv scrub", [this](const Words&, Reply& to) { ctl_scrub(to); }},
+      {"kv volume return", [this](const Words& more, Reply& to) { ctl_return(more[0], to); }, 1, 1},
+  };
+  return daemon::answer_by(commands, words, std::move(reply));
 }
 
 void StoreRole::on_dump() {

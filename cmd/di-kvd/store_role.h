@@ -45,7 +45,7 @@ class StoreRole final : public daemon::Program {
   Status on_prepare(daemon::Daemon& daemon) override;
   Status on_start(daemon::Daemon& daemon) override;
   void on_stop(daemon::Daemon& daemon) override;
-  bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
+  bool on_ctl(const daemon::Words& words, daemon::Reply reply) override;
   void on_dump() override;
 
  private:

@@ -85,7 +85,6 @@ void show_fleet(const Service& service, daemon::Reply& reply) {
   }
   for (const auto& [name, gone] : service.membership().away())
     show(gone.member, gone.stopped ? "stopped" : "away", false, service.now() - gone.since, "");
-  reply.end();
 }
 
 void show_kv(const Service& service, daemon::Reply& reply) {
@@ -103,7 +102,6 @@ void show_kv(const Service& service, daemon::Reply& reply) {
         .number("away_s", away_s(service, place));
     reply.row(row);
   }
-  reply.end();
 }
 
 // Those of stores that cannot be asked, as they told of them last.
@@ -121,7 +119,6 @@ void show_volumes(const Service& service, daemon::Reply& reply) {
       reply.row(row);
     }
   }
-  reply.end();
 }
 
 void show_usage(const Service& service, daemon::Reply& reply) {
@@ -135,7 +132,6 @@ void show_usage(const Service& service, daemon::Reply& reply) {
         .number("column_bytes", usage.column_bytes);
     reply.row(row);
   }
-  reply.end();
 }
 
 void show_repairs(const Service& service, daemon::Reply& reply) {
@@ -154,7 +150,6 @@ void show_repairs(const Service& service, daemon::Reply& reply) {
       .number("unneeded", c.repairs_unneeded)
       .number("bytes_per_s", queue.options().bytes_per_s);
   reply.row(row);
-  reply.end();
 }
 
 void show_missratio(const Service& service, daemon::Reply& reply) {
@@ -177,7 +172,6 @@ void show_missratio(const Service& service, daemon::Reply& reply) {
     show(point.capacity_bytes, point.miss_ratio);
   }
   if (!shown) show(present, ratio.at(present));
-  reply.end();
 }
 
 void show_tenants(const Service& service, daemon::Reply& reply) {
@@ -195,7 +189,6 @@ void show_tenants(const Service& service, daemon::Reply& reply) {
         .number("evicted", tenant.evicted);
     reply.row(row);
   }
-  reply.end();
 }
 
 // What a store that is being emptied still holds.
@@ -211,10 +204,11 @@ void show_drain(const Service& service, const std::string& store, daemon::Reply&
         .number("free_pending_bytes", place.free_pending_bytes);
     reply.row(row);
   }
-  reply.end();
 }
 
 }  // namespace
+
+Control::Control(loop::Loop& loop, Service& service) : loop_(loop), service_(service), commands_(table()) {}
 
 Control::Listing::Listing(loop::Loop& loop, const Service& service, daemon::Reply reply)
     : service_(service),
@@ -249,103 +243,76 @@ void Control::Listing::go_on() {
   done_ = true;
 }
 
-bool Control::steer(const std::vector<std::string>& words, daemon::Reply& reply) {
-  const std::string& what = words[1];
-  const auto done = [&](const Status& status) {
-    if (status) {
+std::vector<daemon::Command> Control::table() {
+  using daemon::Reply;
+  using daemon::Words;
+  const auto shown = [this](void (*show)(const Service&, Reply&)) {
+    return [this, show](const Words&, Reply& reply) {
+      show(service_, reply);
       reply.end();
-    } else {
-      reply.fail(status.error());
-    }
-    return true;
+    };
   };
-  if (what == "du" && words.size() == 2) {
-    show_usage(service_, reply);
-    return true;
-  }
-  if (what == "repair" && (words.size() == 2 || (words.size() == 3 && words[2] == "now"))) {
-    if (words.size() == 3) service_.repair_now();
-    show_repairs(service_, reply);
-    return true;
-  }
-  if (what == "rebalance" && words.size() == 2) {
-    service_.rebalance();
-    return done({});
-  }
-  if (what == "drain" && words.size() == 2) {
-    show_drain(service_, "", reply);
-    return true;
-  }
-  if (what == "drain" && (words.size() == 3 || (words.size() == 4 && words[3] == "off"))) {
-    const Status status = service_.store_leaves(words[2], words.size() == 3);
-    if (!status) return done(status);
-    show_drain(service_, words[2], reply);
-    return true;
-  }
-  if (what == "drop" && words.size() == 4 && words[2] == "store") {
-    const auto given = service_.store_gone(words[3]);
-    if (!given) return done(given.error());
-    daemon::Row row;
-    row.text("place", words[3]).number("columns", given->columns).number("stripes_lost", given->stripes);
-    reply.row(row);
-    return done({});
-  }
-  if (what == "drop" && words.size() == 3) {
-    std::uint64_t stripe = 0;
-    const std::string& text = words[2];
-    const auto end = std::from_chars(text.data(), text.data() + text.size(), stripe);
-    if (end.ec != std::errc{} || end.ptr != text.data() + text.size()) {
-      return done(Error{Code::invalid, 0, "'" + text + "' is no stripe number"});
-    }
-    return done(service_.drop_stripe(stripe));
-  }
-  return false;
+  return {
+      {"show fleet", shown(show_fleet)},
+      {"show kv", shown(show_kv)},
+      {"show kv pages",
+       [this](const Words&, Reply& reply) {
+         listings_.push_back(std::make_unique<Listing>(loop_, service_, reply));
+       }},
+      {"show volumes", shown(show_volumes)},
+      {"show missratio", shown(show_missratio)},
+      {"show tenants", shown(show_tenants)},
+      {"kv du", shown(show_usage)},
+      {"kv repair", shown(show_repairs)},
+      {"kv repair now",
+       [this](const Words&, Reply& reply) {
+         service_.repair_now();
+         show_repairs(service_, reply);
+         reply.end();
+       }},
+      {"kv rebalance",
+       [this](const Words&, Reply& reply) {
+         service_.rebalance();
+         reply.end();
+       }},
+      {"kv drain", [this](const Words& more, Reply& reply) { drain(more, reply); }, 0, 2},
+      {"kv drop", [this](const Words& more, Reply& reply) { reply.end(drop(more[0])); }, 1, 1},
+      {"kv drop store", [this](const Words& more, Reply& reply) { drop_store(more[0], reply); }, 1, 1},
+      {"forget", [this](const Words& more, Reply& reply) { reply.end(service_.forget(more[0])); }, 1, 1},
+      {"backup", [this](const Words& more, Reply& reply) { reply.end(service_.backup(more[0])); }, 1, 1},
+  };
 }
 
-bool Control::answer(const std::vector<std::string>& words, daemon::Reply reply) {
+void Control::drain(const daemon::Words& more, daemon::Reply& reply) {
+  const std::string store = more.empty() ? "" : more[0];
+  if (more.size() == 2 && more[1] != "off")
+    return reply.fail(Error{Code::invalid, 0, "'" + more[1] + "' after the store: want off, or nothing"});
+  if (!store.empty()) {
+    if (const Status status = service_.store_leaves(store, more.size() == 1); !status) return reply.end(status);
+  }
+  show_drain(service_, store, reply);
+  reply.end();
+}
+
+Status Control::drop(const std::string& text) {
+  std::uint64_t stripe = 0;
+  const auto end = std::from_chars(text.data(), text.data() + text.size(), stripe);
+  if (end.ec != std::errc{} || end.ptr != text.data() + text.size())
+    return Error{Code::invalid, 0, "'" + text + "' is no stripe number"};
+  return service_.drop_stripe(stripe);
+}
+
+void Control::drop_store(const std::string& store, daemon::Reply& reply) {
+  const auto given = service_.store_gone(store);
+  if (!given) return reply.fail(given.error());
+  daemon::Row row;
+  row.text("place", store).number("columns", given->columns).number("stripes_lost", given->stripes);
+  reply.end(row);
+}
+
+bool Control::answer(const daemon::Words& words, daemon::Reply reply) {
   std::erase_if(listings_, [](const auto& listing) { return listing->done(); });
-  if (words == std::vector<std::string>{"show", "fleet"}) {
-    show_fleet(service_, reply);
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "kv"}) {
-    show_kv(service_, reply);
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "volumes"}) {
-    show_volumes(service_, reply);
-    return true;
-  }
-  if (words.size() == 2 && words[0] == "forget") {
-    if (const Status status = service_.forget(words[1]); !status) {
-      reply.fail(status.error());
-    } else {
-      reply.end();
-    }
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "missratio"}) {
-    show_missratio(service_, reply);
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "tenants"}) {
-    show_tenants(service_, reply);
-    return true;
-  }
-  if (words.size() >= 2 && words[0] == "kv") return steer(words, reply);
-  if (words.size() == 2 && words[0] == "backup") {
-    if (const Status status = service_.backup(words[1]); !status) {
-      reply.fail(status.error());
-    } else {
-      reply.end();
-    }
-    return true;
-  }
-  if (words == std::vector<std::string>{"show", "kv", "pages"}) {
-    listings_.push_back(std::make_unique<Listing>(loop_, service_, std::move(reply)));
-    return true;
-  }
-  return false;
+  return daemon::answer_by(commands_, words, std::move(reply));
 }
 
 }  // namespace di::meta

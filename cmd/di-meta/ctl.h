@@ -17,10 +17,10 @@ namespace di::meta {
 class Control {
  public:
   // Both outlive it.
-  Control(loop::Loop& loop, Service& service) : loop_(loop), service_(service) {}
+  Control(loop::Loop& loop, Service& service);
 
   // False: no such command.
-  [[nodiscard]] bool answer(const std::vector<std::string>& words, daemon::Reply reply);
+  [[nodiscard]] bool answer(const daemon::Words& words, daemon::Reply reply);
   // Cancels the listings that are not complete.
   void stop() { listings_.clear(); }
 
@@ -40,11 +40,14 @@ class Control {
     loop::Timer timer_;
   };
 
-  // Commands that begin with `kv`.
-  [[nodiscard]] bool steer(const std::vector<std::string>& words, daemon::Reply& reply);
+  [[nodiscard]] std::vector<daemon::Command> table();
+  void drain(const daemon::Words& more, daemon::Reply& reply);
+  [[nodiscard]] Status drop(const std::string& stripe);
+  void drop_store(const std::string& store, daemon::Reply& reply);
 
   loop::Loop& loop_;
   Service& service_;
+  const std::vector<daemon::Command> commands_;
   std::vector<std::unique_ptr<Listing>> listings_;
 };
 

@@ -206,20 +206,15 @@ void Router::on_drain_over(daemon::Daemon& daemon) {
   turn();
 }
 
-bool Router::on_ctl(const std::vector<std::string>& words, daemon::Reply reply) {
-  if (words.size() == 2 && words[0] == "show" && words[1] == "requests") {
-    show_requests(reply);
-    return true;
-  }
-  if (words.size() == 2 && words[0] == "show" && words[1] == "ranks") {
-    show_fleet(reply);
-    return true;
-  }
-  if (words.size() == 2 && words[0] == "explain") {
-    explain(words[1], reply);
-    return true;
-  }
-  return false;
+bool Router::on_ctl(const daemon::Words& words, daemon::Reply reply) {
+  using daemon::Reply;
+  using daemon::Words;
+  const daemon::Command commands[] = {
+      {"show requests", [this](const Words&, Reply& to) { show_requests(to); }},
+      {"show ranks", [this](const Words&, Reply& to) { show_fleet(to); }},
+      {"explain", [this](const Words& more, Reply& to) { explain(more[0], to); }, 1, 1},
+  };
+  return daemon::answer_by(commands, words, std::move(reply));
 }
 
 void Router::show_requests(daemon::Reply& reply) const {

@@ -25,7 +25,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   void on_stop(daemon::Daemon& daemon) override;
   void on_drain_over(daemon::Daemon& daemon) override;
   Status on_reload(const Config& fresh) override;
-  bool on_ctl(const std::vector<std::string>& words, daemon::Reply reply) override;
+  bool on_ctl(const daemon::Words& words, daemon::Reply reply) override;
 
  private:
   // What the ranks of the model agree on; di-meta refuses ranks that do not.

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,10 @@ class Reply {
  public:
   void row(const Row& row);
   void end();
+  // The last row.
+  void end(const Row& row);
+  // Nothing to show: it was done, or it fails.
+  void end(const Status& status);
   void fail(const Error& error);
   // False when the caller is gone or the answer is finished: stop working.
   [[nodiscard]] bool wanted() const;
@@ -68,8 +73,21 @@ class Reply {
   std::shared_ptr<State> state_;
 };
 
+using Words = std::vector<std::string>;
+
+// One command of a daemon.
+struct Command {
+  std::string_view words;  // "kv drain"
+  // `more`: the words behind those.
+  std::function<void(const Words& more, Reply& reply)> answer;
+  std::size_t more_min = 0;
+  std::size_t more_max = 0;
+};
+// By the command with the most words that these begin with and that takes as many more.  False: there is none.
+[[nodiscard]] bool answer_by(std::span<const Command> commands, const Words& words, Reply reply);
+
 // `words` is the command ("show", "kv"); true when it was taken, now or later.
-using ControlHandler = std::function<bool(const std::vector<std::string>& words, Reply reply)>;
+using ControlHandler = std::function<bool(const Words& words, Reply reply)>;
 
 class ControlServer {
  public:

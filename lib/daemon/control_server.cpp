@@ -3,6 +3,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -125,6 +126,29 @@ void Reply::State::Caller::close() {
   if (go_on) go_on();
 }
 
+bool answer_by(std::span<const Command> commands, const Words& words, Reply reply) {
+  const Command* best = nullptr;
+  std::size_t best_count = 0;
+  for (const Command& command : commands) {
+    std::string_view left = command.words;
+    std::size_t count = 0;
+    bool fits = true;
+    while (fits && !left.empty()) {
+      const std::string_view word = left.substr(0, left.find(' '));
+      left.remove_prefix(std::min(left.size(), word.size() + 1));
+      fits = count < words.size() && words[count] == word;
+      ++count;
+    }
+    const std::size_t more = words.size() - std::min(words.size(), count);
+    if (!fits || count <= best_count || more < command.more_min || more > command.more_max) continue;
+    best = &command;
+    best_count = count;
+  }
+  if (best == nullptr) return false;
+  best->answer(Words(words.begin() + static_cast<std::ptrdiff_t>(best_count), words.end()), reply);
+  return true;
+}
+
 Reply::Reply(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 void Reply::row(const Row& row) {
@@ -133,6 +157,13 @@ void Reply::row(const Row& row) {
 }
 void Reply::end() {
   state_->finish(Error{Code::ok, 0, {}});
+}
+void Reply::end(const Row& last) {
+  row(last);
+  end();
+}
+void Reply::end(const Status& status) {
+  status.ok() ? end() : fail(status.error());
 }
 void Reply::fail(const Error& error) {
   state_->finish(error);

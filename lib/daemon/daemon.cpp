@@ -198,7 +198,7 @@ void Program::on_drain_over(Daemon& daemon) {
   daemon.stopped();
 }
 
-bool Program::on_ctl(const std::vector<std::string>&, Reply) {
+bool Program::on_ctl(const Words&, Reply) {
   return false;
 }
 
@@ -351,7 +351,9 @@ struct Daemon::Impl {
     if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno_error("prctl no_new_privs");
     control = std::make_unique<ControlServer>(
         loop, common.instance,
-        [this](const std::vector<std::string>& words, const Reply& reply) { return on_ctl(words, reply); });
+        [this](const Words& words, const Reply& reply) {
+          return answer_by(commands, words, reply) || program.on_ctl(words, reply);
+        });
     DI_TRY(control->listen(daemon.path("ctl"), false));
     DI_TRY(control->listen(daemon.path("ro"), true));
     exporter = std::make_unique<Exporter>(loop, metrics, [this] { return readiness(); });
@@ -445,23 +447,23 @@ struct Daemon::Impl {
 
   // ---- control
 
-  bool on_ctl(const std::vector<std::string>& words, Reply reply) {
-    if (words[0] == "show" && words.size() == 2) {
-      if (words[1] == "status") return show_status(reply);
-      if (words[1] == "config") return show_config(reply);
-      if (words[1] == "metrics") return show_metrics(reply);
-      if (words[1] == "gauges") return show_gauges(reply);
-      if (words[1] == "faults") return show_faults(reply);
-      if (words[1] == "peers") return show_peers(reply);
-    }
-    if (words[0] == "log" && (words.size() == 2 || words.size() == 3)) return set_log(words, reply);
-    if (words[0] == "clock" && words.size() == 3 && words[1] == "advance") return advance(words[2], reply);
-    if (words[0] == "reload" && words.size() == 1) {
-      const Status status = reload();
-      status.ok() ? reply.end() : reply.fail(status.error());
-      return true;
-    }
-    return program.on_ctl(words, reply);
+  // Every daemon's.
+  [[nodiscard]] std::vector<Command> own_commands() {
+    const auto shown = [this](void (Impl::*show)(Reply&)) {
+      return [this, show](const Words&, Reply& reply) {
+        (this->*show)(reply);
+        reply.end();
+      };
+    };
+    return {{"show status", shown(&Impl::show_status)},
+            {"show config", shown(&Impl::show_config)},
+            {"show metrics", shown(&Impl::show_metrics)},
+            {"show gauges", shown(&Impl::show_gauges)},
+            {"show faults", shown(&Impl::show_faults)},
+            {"show peers", shown(&Impl::show_peers)},
+            {"log", [this](const Words& more, Reply& reply) { reply.end(set_log(more)); }, 1, 2},
+            {"clock advance", [this](const Words& more, Reply& reply) { advance(more[0], reply); }, 1, 1},
+            {"reload", [this](const Words&, Reply& reply) { reply.end(reload()); }}};
   }
 
   // Empty: it is.
@@ -482,7 +484,7 @@ struct Daemon::Impl {
     return "STATUS=" + (degraded.empty() ? "ready" : "degraded: " + degraded);
   }
 
-  bool show_status(Reply& reply) {
+  void show_status(Reply& reply) {
     const std::string late = heartbeats.late();
     Row row;
     row.text("program", startup.about.program)
@@ -499,10 +501,8 @@ struct Daemon::Impl {
         .number("uptime_s", std::chrono::duration_cast<seconds>(loop.monotonic_now() - started).count())
         .boolean("clock_manual", common.clock_manual);
     reply.row(row);
-    reply.end();
-    return true;
   }
-  bool show_config(Reply& reply) {
+  void show_config(Reply& reply) {
     for (const config::Row& parameter : running.params.rows()) {
       const std::string value = parameter.print();
       Row row;
@@ -513,10 +513,8 @@ struct Daemon::Impl {
           .boolean("reloadable", parameter.reloadable);
       reply.row(row);
     }
-    reply.end();
-    return true;
   }
-  bool show_metrics(Reply& reply) {
+  void show_metrics(Reply& reply) {
     for (const Metrics::Sample& sample : metrics.samples()) {
       Row row;
       row.text("name", sample.name).text("labels", sample.labels);
@@ -527,19 +525,15 @@ struct Daemon::Impl {
       }
       reply.row(row);
     }
-    reply.end();
-    return true;
   }
-  bool show_gauges(Reply& reply) {
+  void show_gauges(Reply& reply) {
     for (const Metrics::Held& held : metrics.held_values()) {
       Row row;
       row.text("what", held.what).number("count", held.count).number("base", held.base);
       reply.row(row);
     }
-    reply.end();
-    return true;
   }
-  bool show_faults(Reply& reply) {
+  void show_faults(Reply& reply) {
     for (const FaultState& state : fault_states()) {
       if (state.program != startup.about.program) continue;
       Row row;
@@ -550,10 +544,8 @@ struct Daemon::Impl {
           .text("where", state.sentence);
       reply.row(row);
     }
-    reply.end();
-    return true;
   }
-  bool show_peers(Reply& reply) {
+  void show_peers(Reply& reply) {
     for (const net::Member* peer : endpoint.peers_up()) {
       Row row;
       row.text("peer", peer->instance)
@@ -563,28 +555,21 @@ struct Daemon::Impl {
           .text("control", peer->control);
       reply.row(row);
     }
-    reply.end();
-    return true;
   }
-  bool set_log(const std::vector<std::string>& words, Reply& reply) {
-    const Result<LogLevel> level = log_level_parse(words[1]);
-    if (!level) {
-      reply.fail(level.error());
-      return true;
-    }
-    const std::string module = words.size() == 3 ? words[2] : "";
-    if (words.size() == 3 && std::find(log_modules.begin(), log_modules.end(), module) == log_modules.end()) {
+  Status set_log(const Words& more) {
+    const Result<LogLevel> level = log_level_parse(more[0]);
+    if (!level) return level.error();
+    const std::string module = more.size() == 2 ? more[1] : "";
+    if (more.size() == 2 && std::find(log_modules.begin(), log_modules.end(), module) == log_modules.end()) {
       std::string known;
       for (const std::string_view name : log_modules)
         known += (known.empty() ? "" : ", ") + std::string(name);
-      reply.fail(Error{Code::invalid, 0, "'" + module + "' is no module that logs: want " + known});
-      return true;
+      return Error{Code::invalid, 0, "'" + module + "' is no module that logs: want " + known};
     }
     log_set_level(module, *level);
-    reply.end();
-    return true;
+    return {};
   }
-  bool advance(const std::string& text, Reply& reply) {
+  void advance(const std::string& text, Reply& reply) {
     const std::optional<std::int64_t> ms = integer_of(text);
     constexpr std::int64_t year_ms = std::int64_t{366} * 24 * 3600 * 1000;
     if (!common.clock_manual) {
@@ -596,12 +581,10 @@ struct Daemon::Impl {
         program.on_clock_advanced([this, reply]() mutable {
           Row row;
           row.number("now_ms", to_ms(Duration(loop.now().ns)));
-          reply.row(row);
-          reply.end();
+          reply.end(row);
         });
       });
     }
-    return true;
   }
 
   const Startup& startup;
@@ -627,6 +610,7 @@ struct Daemon::Impl {
   Instant started;
   std::string bound;  // where others connect
   std::string http_path;
+  const std::vector<Command> commands = own_commands();
   std::string degraded;  // what it serves without
   bool ready = false;
   bool stopping = false;

@@ -90,7 +90,7 @@ class Program {
   virtual void on_drain_over(Daemon& daemon);
   // Commands other than the skeleton's own (show config|metrics|gauges|faults|status, log, clock,
   // reload).  False: this daemon has no such command.
-  virtual bool on_ctl(const std::vector<std::string>& words, Reply reply);
+  virtual bool on_ctl(const Words& words, Reply reply);
   // Product time moved (clock.manual) and the loop's due timers have run: run what other threads
   // owe, then call `done`.
   virtual void on_clock_advanced(loop::Callback done) { done(); }

@@ -240,15 +240,17 @@ void Worker::stop(daemon::Daemon& daemon) {
 }
 
 bool Worker::control(const std::vector<std::string>& words, daemon::Reply& reply) {
-  if (words.size() == 1 && (words[0] == "drain" || words[0] == "resume")) {
-    draining_ = words[0] == "drain";
-    for (Rank& rank : ranks_) rank.core->set_draining(draining_);
-    if (net::MetaClient* meta = daemon_->meta()) meta->set_state(draining_ ? 1 : 0);
-    turn();
-    reply.end();
-    return true;
-  }
-  return false;
+  const auto drains = [this](bool draining) {
+    return [this, draining](const daemon::Words&, daemon::Reply& to) {
+      draining_ = draining;
+      for (Rank& rank : ranks_) rank.core->set_draining(draining_);
+      if (net::MetaClient* meta = daemon_->meta()) meta->set_state(draining_ ? 1 : 0);
+      turn();
+      to.end();
+    };
+  };
+  const daemon::Command commands[] = {{"drain", drains(true)}, {"resume", drains(false)}};
+  return daemon::answer_by(commands, words, reply);
 }
 
 void Worker::clock_advanced(loop::Callback done) {

@@ -128,6 +128,41 @@ TEST_F(Control, ErrorsAreTheDaemons) {
   EXPECT_EQ(ask({"show", "kv"}), "unsupported: di-probe.0 has no command 'show kv'");
 }
 
+TEST_F(Control, TheCommandWithTheMostWordsAnswers) {
+  std::string said;
+  const auto says = [&](const std::string& name) {
+    return [&said, name](const Words& more, Reply& reply) {
+      said = name;
+      for (const std::string& word : more) said += "," + word;
+      more.empty() ? reply.end(Row().text("name", name)) : reply.end(Status{});
+    };
+  };
+  const Command commands[] = {{"show kv", says("kv")},
+                              {"show kv pages", says("pages")},
+                              {"kv drop", says("drop"), 1, 1},
+                              {"kv drop store", says("store"), 1, 1},
+                              {"kv drain", says("drain"), 0, 2},
+                              {"fail", [](const Words&, Reply& reply) { reply.end(Error{Code::busy, 0, "not now"}); }}};
+  handler = [&](const Words& words, Reply reply) { return answer_by(commands, words, std::move(reply)); };
+  const auto answered = [&](const Words& words) {
+    said.clear();
+    const std::string answer = ask(words);
+    return said.empty() ? answer : said;
+  };
+  EXPECT_EQ(answered({"show", "kv"}), "kv");
+  EXPECT_EQ(answered({"show", "kv", "pages"}), "pages");
+  EXPECT_EQ(answered({"kv", "drop", "7"}), "drop,7");
+  EXPECT_EQ(answered({"kv", "drop", "store", "a"}), "store,a");
+  EXPECT_EQ(answered({"kv", "drain"}), "drain");
+  EXPECT_EQ(answered({"kv", "drain", "a", "off"}), "drain,a,off");
+  EXPECT_EQ(answered({"fail"}), "busy: not now");
+  // Too many words, too few, and part of one.
+  for (const Words& words : {Words{"show", "kv", "pages", "7"}, Words{"show"}, Words{"kv", "drop"},
+                             Words{"kv", "drain", "a", "off", "b"}, Words{"show", "k"}, Words{"show", "kvs"}}) {
+    EXPECT_TRUE(answered(words).starts_with("unsupported: di-probe.0 has no command")) << answered(words);
+  }
+}
+
 TEST_F(Control, RestrictedSocketShowsOnly) {
   handler = [](const std::vector<std::string>&, Reply reply) {
     reply.end();
