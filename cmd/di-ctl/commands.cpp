@@ -27,6 +27,12 @@ constexpr Duration act_silence_max = std::chrono::minutes(10);
 constexpr std::string_view kv_columns =
     "place tier state complete pages blocks bytes bytes_total used_bytes payload_bytes slots capacity_bytes";
 
+// What a volume is, how it is and how full; the error has blanks.
+constexpr std::string_view volume_columns =
+    "place volume path state reason columns used_bytes capacity_bytes error";
+constexpr std::string_view a_store = "a di-kvd store";
+constexpr std::string_view a_rank = "di-prefill and di-decode";
+
 constexpr Command table[] = {
     {"show fleet", "", Scope::each, "instances, as di-meta knows them", "di-meta"},
     {"show status", "", Scope::each, "each instance by itself"},
@@ -34,7 +40,7 @@ constexpr Command table[] = {
     {"show requests", "", Scope::each, "requests in flight", "di-router"},
     {"show ranks", "", Scope::each, "ranks with their credit and load", "di-router"},
     {"show kv", "[pages|holders]", Scope::each, "what the cache holds, by place; -a: every figure", "", kv_columns},
-    {"show volumes", "", Scope::each, "the volumes of the stores"},
+    {"show volumes", "", Scope::each, "the volumes of the stores; -a: every figure", "", volume_columns},
     {"show missratio", "", Scope::each, "what share of blocks a cache of other sizes would miss", "di-meta"},
     {"show tenants", "", Scope::each, "what each tenant has in the store, and its quota", "di-meta"},
     {"show config", "", Scope::each, "parameters and their values"},
@@ -42,12 +48,12 @@ constexpr Command table[] = {
     {"show gauges", "", Scope::each, "things acquired and not yet given back"},
     {"show faults", "", Scope::each, "fault points, their hits and what is armed"},
     {"explain", "ID", Scope::first, "the life of one request"},
-    {"drain", "INSTANCE", Scope::named, "take no new work, finish what runs"},
-    {"resume", "INSTANCE", Scope::named, "take work again"},
-    {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count"},
-    {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second"},
+    {"drain", "INSTANCE", Scope::named, "take no new work, finish what runs", a_rank},
+    {"resume", "INSTANCE", Scope::named, "take work again", a_rank},
+    {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count", a_store},
+    {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second", a_store},
     {"kv volume return", "VOLUME STORE", Scope::named,
-     "open a volume again whose disk was mended, by its number"},
+     "open a volume again whose disk was mended, by its number", a_store},
     {"kv du", "", Scope::each, "bytes in the store by layout and geometry", "di-meta"},
     {"kv repair", "[now]", Scope::each, "stripes that wait for repair; now: without further pause",
      "di-meta"},
@@ -57,7 +63,8 @@ constexpr Command table[] = {
     {"kv drop store", "STORE", Scope::each, "give up what a store had that is away and will not be back", "di-meta"},
     {"forget", "INSTANCE", Scope::each, "take one that is away off show fleet", "di-meta"},
     {"backup", "FILE", Scope::each, "copy the catalogue, while it is used", "di-meta"},
-    {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds"},
+    {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds",
+     "a di-kvd host"},
     {"reload", "", Scope::each, "read the configuration again"},
     {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},
     {"clock advance", "MS", Scope::each, "move product time (clock.manual) and run what becomes due"},
@@ -260,17 +267,35 @@ class Session {
     }
     const bool shows = words.front() == "show" || words.front() == "explain";
     return client->request(
-        words, [&](const wire::ctl_row& row) { output_.row(instance, row); },
+        words,
+        [&](const wire::ctl_row& row) {
+          ++rows_;
+          output_.row(instance, row);
+        },
         shows ? show_silence_max : act_silence_max);
   }
+
+  [[nodiscard]] std::size_t rows() const { return rows_; }
 
  private:
   const daemon::ControlFlags& flags_;
   Output& output_;
+  std::size_t rows_ = 0;
 };
 
 void complain(const std::string& instance, const Error& error) {
   std::fprintf(stderr, "di-ctl: %s: %s\n", instance.c_str(), error.message.c_str());
+}
+
+// Of one that was asked by name and does not know the command: who does, and what may have been meant.
+void complain(const std::string& instance, const Error& error, const Command& command) {
+  if (error.code != Code::unsupported || command.by.empty()) return complain(instance, error);
+  std::string text = "'" + std::string(command.words) + "' is for " + std::string(command.by);
+  for (const Command& other : table) {
+    if (other.words.ends_with(" " + std::string(command.words)))
+      text += "; there is '" + std::string(other.words) + "', too: " + std::string(other.help);
+  }
+  complain(instance, {error.code, 0, text});
 }
 
 // Asks all; the command succeeded when one answered and none failed in earnest.  `one`: those asked should
@@ -278,7 +303,8 @@ void complain(const std::string& instance, const Error& error) {
 int ask_each(Session& session, const std::vector<std::string>& instances,
              const std::vector<std::string>& words, bool one) {
   const bool shows = words.front() == "show";
-  const bool listed = find(words) != nullptr;  // else a newer daemon may know it, or nobody
+  const Command* command = find(words);
+  const bool listed = command != nullptr;  // else a newer daemon may know it, or nobody
   int answered = 0;
   int failed = 0;
   std::size_t passed_over = 0;
@@ -294,7 +320,9 @@ int ask_each(Session& session, const std::vector<std::string>& instances,
       ++passed_over;
       continue;
     }
-    if (code != Code::invalid || complaints.insert(status.error().message).second) complain(instance, status.error());
+    if (code != Code::invalid || complaints.insert(status.error().message).second) {
+      listed ? complain(instance, status.error(), *command) : complain(instance, status.error());
+    }
     // A dead instance has nothing to show, and that is no failure of the listing.
     if (one || !shows || code != Code::unreachable) ++failed;
   }
@@ -373,7 +401,7 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
     const Status status = session.ask(instance, request);
     output->end();
     if (status.ok()) return daemon::exit_ok;
-    complain(instance, status.error());
+    complain(instance, status.error(), *command);
     return daemon::exit_failure;
   }
   const std::vector<std::string> instances = flags.instance.empty()
@@ -395,6 +423,10 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
                          ? ask_first(session, instances, words)
                          : ask_each(session, instances, words, !flags.instance.empty() || !command->by.empty());
   output->end();
+  // Whoever looks at a terminal should not have to guess.
+  const bool lists = words.front() == "show" || command->words == "kv drain" || command->words == "kv du";
+  if (interactive && !flags.json && lists && status == daemon::exit_ok && session.rows() == 0)
+    std::fprintf(stderr, "di-ctl: there is nothing to show\n");
   return status;
 }
 

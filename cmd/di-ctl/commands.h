@@ -23,7 +23,7 @@ struct Command {
   std::string_view arguments;  // "ID", "LEVEL [MODULE]"; brackets: may be missing
   Scope scope;
   std::string_view help;  // empty: not listed
-  std::string_view by{};  // the only program that answers; empty: several do
+  std::string_view by{};  // who answers: of `each` the only program, of `named` in words; empty: several do
   std::string_view columns{};  // what text shows without -a, divided by blanks; empty: all
 };
 [[nodiscard]] std::span<const Command> commands();

@@ -545,7 +545,7 @@ void StoreRole::ctl_scrub(daemon::Reply reply) {
     passes[mount->number()] = mount->scrub().pass().number;
     running.push_back(mount->number());
   }
-  if (running.empty()) return reply.fail(Error{Code::io, 0, "no volume is open"});
+  if (running.empty()) return reply.fail(Error{Code::io, 0, "no volume is open: show volumes says why"});
   watchers_.push_back({std::move(passes), std::move(running), std::move(reply)});
   scrub_tell();
 }
@@ -639,7 +639,10 @@ void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
     store::Mount::Backing without;
     without.refused = opened.error();
     server_->volume_open(volume, std::move(without));
-    return reply.fail(opened.error());
+    Error why = opened.error();
+    if (why.code == Code::corrupt)
+      why.message += ": put a whole volume there, or take the damaged one away for an empty one, and repeat";
+    return reply.fail(why);
   }
   direct_[volume] = opened->direct;
   server_->volume_open(volume, std::move(opened->backing));

@@ -23,6 +23,9 @@ std::string_view state_name(std::uint8_t state) {
   return state == 0 ? "up" : "draining";
 }
 
+// Behind what no stripe could be found by.
+constexpr std::string_view stripes_listed = ": that is a page of show kv pages, divided by 256";
+
 std::int64_t whole_seconds(Duration duration) {
   return std::chrono::duration_cast<seconds>(duration).count();
 }
@@ -148,7 +151,8 @@ void show_repairs(const Service& service, daemon::Reply& reply) {
       .number("started", c.repairs_started)
       .number("failed", c.repairs_failed)
       .number("unneeded", c.repairs_unneeded)
-      .number("bytes_per_s", queue.options().bytes_per_s);
+      .number("bytes_per_s", queue.options().bytes_per_s)
+      .text("waits_for", service.index().repairs_wait_for(now, service.now()));
   reply.row(row);
 }
 
@@ -193,6 +197,7 @@ void show_tenants(const Service& service, daemon::Reply& reply) {
 
 // What a store that is being emptied still holds.
 void show_drain(const Service& service, const std::string& store, daemon::Reply& reply) {
+  const std::string waits_for = service.index().repairs_wait_for(service.index().redundancy(), service.now());
   for (const directory::Index::Place& place : service.index().places()) {
     if (!place.store || (store.empty() ? !place.leaves : place.instance != store)) continue;
     daemon::Row row;
@@ -201,7 +206,8 @@ void show_drain(const Service& service, const std::string& store, daemon::Reply&
         .number("away_s", away_s(service, place))
         .number("columns", place.pages)
         .number("bytes", place.bytes)
-        .number("free_pending_bytes", place.free_pending_bytes);
+        .number("free_pending_bytes", place.free_pending_bytes)
+        .text("waits_for", place.leaves && place.pages > 0 ? waits_for : "");
     reply.row(row);
   }
 }
@@ -298,8 +304,10 @@ Status Control::drop(const std::string& text) {
   std::uint64_t stripe = 0;
   const auto end = std::from_chars(text.data(), text.data() + text.size(), stripe);
   if (end.ec != std::errc{} || end.ptr != text.data() + text.size())
-    return Error{Code::invalid, 0, "'" + text + "' is no stripe number"};
-  return service_.drop_stripe(stripe);
+    return Error{Code::invalid, 0, "'" + text + "' is no stripe number" + std::string(stripes_listed)};
+  if (const Status status = service_.drop_stripe(stripe); !status)
+    return Error{status.error().code, 0, status.error().message + std::string(stripes_listed)};
+  return {};
 }
 
 void Control::drop_store(const std::string& store, daemon::Reply& reply) {

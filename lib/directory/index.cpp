@@ -241,9 +241,11 @@ void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Ins
     if (state.state == volume_failed) were_failed.insert(volume);
     state.state = volume_failed;
   }
+  store->told.clear();
   for (const wire::VolumeState& state : message.volumes) {
     if (state.volume >= volumes_max) continue;
     store->volumes[state.volume] = state;
+    store->told.insert(state.volume);
     // It is back, and may have what was given up meanwhile.
     if (state.state != volume_failed && were_failed.contains(state.volume)) store->adopts = true;
   }
@@ -706,7 +708,7 @@ std::vector<Index::Place> Index::places() const {
     place.bytes = store.bytes;
     for (const auto& [volume, state] : store.volumes) {
       if (state.state != volume_failed) place.bytes_total += state.bytes_total;
-      place.volumes.push_back(state);
+      if (!store.up || store.told.contains(volume)) place.volumes.push_back(state);
     }
     place.free_pending_bytes = frees_.bytes(number);
     out.push_back(std::move(place));

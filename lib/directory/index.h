@@ -322,6 +322,8 @@ class Index final : private BlockMap::Keys {
     std::uint64_t unreadable = 0;  // some page cannot be read
   };
   [[nodiscard]] Redundancy redundancy() const;
+  // What stands between these figures and none, for the operator; empty: nothing, or only time.
+  [[nodiscard]] std::string repairs_wait_for(const Redundancy& now_is, Instant now) const;
   struct PageRow {
     std::uint64_t page = 0;
     std::vector<std::string> stores;
@@ -372,6 +374,7 @@ class Index final : private BlockMap::Keys {
     bool asked = false;   // for an inventory, by the number of `inventory`
     Instant reconcile_at = instant_never;
     std::map<std::uint16_t, wire::VolumeState> volumes;
+    std::set<std::uint16_t> told;  // those of them that it has
     std::uint64_t columns = 0;  // of committed stripes
     std::uint64_t blocks = 0;   // of pages whose first column is among them
     std::uint64_t bytes = 0;    // of columns here, open ones included

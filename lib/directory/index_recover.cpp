@@ -298,6 +298,35 @@ void Index::scan_for_repairs(Instant now) {
   scan_at_ = at == stripes_.ids().end() ? instant_never : now + repair_scan_pause;
 }
 
+std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const {
+  constexpr std::size_t names_max = 4;
+  std::string out;
+  const auto add = [&](const std::string& text) { out.append(out.empty() ? "" : "; ").append(text); };
+  const bool leaving = std::any_of(stores_.begin(), stores_.end(),
+                                   [](const Store& store) { return store.leaves && store.columns > 0; });
+  if (now_is.degraded == 0 && now_is.unreadable == 0 && repairs_.waiting() == 0 && !leaving) return out;
+  if (options_.repair == RepairPolicy::off || repairs_.options().bytes_per_s == 0) add("repairs to be switched on");
+  if (repairs_.waiting() > 0) {
+    if (arenas_.numbers().empty()) add("a di-kvd host, which makes the columns");
+    if (const std::string lack = placements_.lack(); !lack.empty()) add(lack);
+  }
+  // By name; those that may come back first.
+  std::string names;
+  std::size_t count = 0;
+  for (const auto& [instance, number] : store_numbers_) {
+    const Store& store = stores_[number];
+    if (store.up || store.columns == 0 || (store.gone && now_is.unreadable == 0) || ++count > names_max) continue;
+    names.append(names.empty() ? "" : ", ").append(instance);
+    if (!store.gone) {
+      const Duration left = store.away_since + options_.repair_after - now;
+      names.append(" (given up in ").append(std::to_string(std::max<std::int64_t>(to_ms(left) / 1000, 0))).append(" s)");
+    }
+  }
+  if (count > names_max) names.append(", and ").append(std::to_string(count - names_max)).append(" more");
+  if (!names.empty()) add("stores that are away: " + names);
+  return out;
+}
+
 std::vector<Index::Repair> Index::repairs(Instant now) {
   std::vector<Repair> out;
   repairs_.set_hosts(arenas_.numbers().size());

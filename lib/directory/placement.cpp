@@ -346,4 +346,15 @@ std::string Placements::shortage() const {
   return {};
 }
 
+std::string Placements::lack() const {
+  std::set<std::uint32_t> nodes;
+  for (const auto& [target, known] : targets_) {
+    if (known.state.usable) nodes.insert(target.store);
+  }
+  const std::uint32_t width = options_.geometry.columns();
+  if (nodes.size() >= (options_.lab ? 1 : width)) return {};
+  return options_.geometry.text() + " wants " + std::to_string(width) + " store nodes, " +
+         std::to_string(nodes.size()) + " take columns";
+}
+
 }  // namespace di::directory

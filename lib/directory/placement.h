@@ -109,6 +109,8 @@ class Placements {
 
   // What the nodes known by now cannot give, in words; empty when nothing is missing.
   [[nodiscard]] std::string shortage() const;
+  // The same of the nodes that take columns now: what of a whole stripe has no place until others do.
+  [[nodiscard]] std::string lack() const;
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] bool usable(Target target) const;
   [[nodiscard]] bool spent(Target target) const { return targets_.at(target).state.spent; }

@@ -310,6 +310,35 @@ def who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten():
         fleet.await_idle()
 
 
+def an_error_of_a_command_says_what_to_do():
+    with Fleet() as fleet:
+        for command, why in (
+                ("kv fsck di-kvd.host0", "'kv fsck' is for a di-kvd store"),
+                ("kv scrub di-router.0", "'kv scrub' is for a di-kvd store"),
+                ("kv drop arena di-kvd.store0", "'kv drop arena' is for a di-kvd host"),
+                ("drain di-kvd.store0", "'drain' is for di-prefill and di-decode; there is 'kv drain', too"),
+                ("-d di-kvd.store0 show tenants", "'show tenants' is for di-meta"),
+                ("kv drain di-kvd.store0 on", "want off, or nothing"),
+                ("kv drop 5", "no stripe 5: that is a page of show kv pages, divided by 256"),
+                ("kv drop five", "'five' is no stripe number: that is a page of show kv pages")):
+            done = ctl(fleet, *command.split())
+            assert done.returncode == 1 and why in done.stderr, (command, done)
+        # And what a node that is emptied waits for: with 1+0 there is no other.
+        assert fleet.chat(words(900), temperature=0, max_tokens=4).status == 200
+        write_backs_done(fleet)
+        row = fleet.ctl("kv", "drain", "di-kvd.store0")[0]
+        assert row["state"] == "leaves" and row["columns"] > 0, row
+        wait_for(lambda: "1+0 wants 1 store nodes, 0 take columns" in fleet.ctl("kv", "drain")[0]["waits_for"],
+                 "the drain to say what it waits for")
+        assert "0 take columns" in fleet.ctl("kv", "repair")[0]["waits_for"]
+        row = fleet.ctl("kv", "drain", "di-kvd.store0", "off")[0]
+        assert row["state"] == "up" and row["waits_for"] == "", row
+        # Text tells what a volume is, how it is and how full; all of it is asked for.
+        few, every = (ctl(fleet, *a, "show", "volumes").stdout.splitlines()[0].split("\t") for a in ([], ["-a"]))
+        assert few == "instance place volume path state reason columns used_bytes capacity_bytes error".split(), few
+        assert set(few) < set(every) and "days_of_life" in every, every
+
+
 def a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not():
     with Fleet(overrides=['di-kvd.store0:store.volumes=["a","b"]', "di-kvd.store0:store.capacity=16MiB"]) as fleet:
         states = lambda: {pathlib.Path(r["path"]).suffix: r["state"] for r in fleet.ctl("show", "volumes")}
@@ -369,7 +398,7 @@ def a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_me
             [r.cached() for r in cached.values()]
         # It does not come back as it is.
         done = ctl(fleet, "kv", "volume", "return", "0", store)
-        assert done.returncode == 1 and "shorter than the volume" in done.stderr, done
+        assert done.returncode == 1 and "shorter than the volume" in done.stderr and "put a whole" in done.stderr, done
         done = ctl(fleet, "kv", "volume", "return", "1", store)
         assert done.returncode == 1 and "is in service" in done.stderr, done
         done = ctl(fleet, "kv", "volume", "return", "x", store)
@@ -468,6 +497,7 @@ main([
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
     who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten,
+    an_error_of_a_command_says_what_to_do,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended,
     manual_clock_moves_every_daemon,

@@ -14,7 +14,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENCE, main, pieces, script_fleet, wait_for  # noqa: E402
+from fleet import BIN, PATIENCE, Fleet, main, pieces, script_fleet, wait_for  # noqa: E402
 
 COUNT = {"match": "count", "pieces": pieces("one", " two", " three", delay_ms=5)}
 SLOW = {"match": "slow", "pieces": pieces(*[f"w{i} " for i in range(500)], delay_ms=20)}
@@ -32,13 +32,13 @@ def chat(fleet, text, *args, run=None):
 
 
 class Terminal:
-    """di-ctl chat on a pty of its own."""
+    """di-ctl on a pty of its own."""
 
-    def __init__(self, fleet):
+    def __init__(self, fleet, *words):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
-            os.execv(str(BIN / "di-ctl"), ["di-ctl", "-r", str(fleet.run), "chat"])
+            os.execv(str(BIN / "di-ctl"), ["di-ctl", "-r", str(fleet.run), *(words or ["chat"])])
         self.seen = ""
 
     def type(self, text):
@@ -191,6 +191,16 @@ def a_terminal():
         assert terminal.exit_status() == 0
 
 
+def a_listing_without_a_row_says_so_to_a_terminal():
+    with Fleet() as fleet:
+        for listing in (("show", "requests"), ("kv", "drain")):
+            terminal = Terminal(fleet, *listing)
+            terminal.await_text("di-ctl: there is nothing to show")
+            assert terminal.exit_status() == 0
+            done = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run), *listing], capture_output=True, timeout=60 * PATIENCE)
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), done
+
+
 def a_model_cannot_steer_the_terminal():
     with script_fleet([{"match": "", "pieces": [{"hex": "1b5b324a"}, {"text": "ok"}]}]) as fleet:
         terminal = Terminal(fleet)
@@ -205,4 +215,4 @@ def a_model_cannot_steer_the_terminal():
 
 if __name__ == "__main__":
     main([a_pipe_asks_line_by_line, what_is_wrong_is_said, a_stream_that_is_cut_is_no_answer, a_terminal,
-          a_model_cannot_steer_the_terminal])
+          a_listing_without_a_row_says_so_to_a_terminal, a_model_cannot_steer_the_terminal])
