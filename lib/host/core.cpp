@@ -20,7 +20,8 @@ Core::Core(const Options& options, ArenaPort& port, DataPort& data)
       reads_({options.fetch.reads_per_source, options.fetch.read_wait}, pages_, data, *this, leases_, numbers_, out_),
       hedge_(options.hedge),
       rebuilds_(options.rebuild, pages_, port, *this, reads_, leases_, hedge_),
-      fetches_(options.fetch, pages_, entries_, port, *this, reads_, rebuilds_, leases_, hedge_, numbers_, out_),
+      fillings_(pages_, port, *this, reads_, rebuilds_, hedge_),
+      fetches_(options.fetch, pages_, entries_, port, *this, fillings_, leases_, numbers_, out_),
       repairs_(options.repair, pages_, port, data, *this, reads_, rebuilds_, leases_, numbers_, out_),
       writeback_(options.writeback, pages_, port, data, *this, numbers_, out_),
       pushes_(options.push, pages_, data, numbers_),
@@ -171,7 +172,7 @@ void Core::on_detached(const Peer& peer, const Now& now) {
   if (const auto lingering = lingering_.find(peer); lingering != lingering_.end()) {
     PinSet pins = std::move(lingering->second);
     lingering_.erase(lingering);
-    fetches_.unpin(pins);
+    fillings_.unpin(pins);
   }
   if (--found->second > 0) return settle(now);
   attached_.erase(found);
@@ -502,7 +503,8 @@ void Core::settle_reads(const Now& now) {
       moved = true;
       switch (progress.purpose) {
         case Reads::For::page:
-          fetches_.read_progress(progress, now);
+          fillings_.read_progress(progress, now);
+          hear_fillings(now);
           break;
         case Reads::For::rebuild:
           rebuilds_.read_progress(progress);
@@ -518,15 +520,20 @@ void Core::settle_reads(const Now& now) {
       if (progress.repair != 0) {
         repairs_.rebuild_progress(progress);
       } else {
-        fetches_.rebuild_progress(progress, now);
+        fillings_.rebuild_progress(progress, now);
+        hear_fillings(now);
       }
     }
     if (PinSet released = rebuilds_.take_released(); !released.slots.empty()) {
       moved = true;
-      fetches_.unpin(released);
+      fillings_.unpin(released);
     }
   }
-  if (fetches_.take_sealed()) handovers_.page_sealed(now);
+  if (fillings_.take_sealed()) handovers_.page_sealed(now);
+}
+
+void Core::hear_fillings(const Now& now) {
+  for (const Fillings::Progress& progress : fillings_.take_progress()) fetches_.filling_progress(progress, now);
 }
 
 void Core::on_pushed(std::uint64_t push, Code code, const Now& now) {
@@ -541,9 +548,11 @@ void Core::on_concealed(const Peer& peer, std::uint64_t transfer, const Now& now
 
 void Core::on_time(const Now& now) {
   fetches_.on_time(now);
+  fillings_.on_time(now);
   reads_.on_time(now);
   for (const std::uint64_t lease : leases_.on_time(now)) {
-    fetches_.lease_over(lease, now);
+    fillings_.lease_over(lease);
+    hear_fillings(now);
     rebuilds_.lease_over(lease);
     repairs_.lease_over(lease);
   }
@@ -585,7 +594,7 @@ void Core::flush(const Now& now) {
 Due Core::next_due() const {
   Due due = fetches_.next_due();
   if (rebuilds_.has_step()) due.at_once();
-  for (const Due& other : {reads_.next_due(), leases_.next_due(), repairs_.next_due(), writeback_.next_due(),
+  for (const Due& other : {fillings_.next_due(), reads_.next_due(), leases_.next_due(), repairs_.next_due(), writeback_.next_due(),
                            handovers_.next_due()}) {
     due.sooner_product(other.product);
     due.sooner_liveness(other.liveness);
@@ -699,7 +708,8 @@ Status Core::check() const {
   }
   std::set<std::uint64_t> reads;
   std::map<std::uint64_t, std::size_t> leases;
-  DI_TRY(fetches_.check(pins, reads));
+  DI_TRY(fetches_.check(pins));
+  DI_TRY(fillings_.check(reads));
   DI_TRY(rebuilds_.check(pins, scratch, reads, leases));
   DI_TRY(repairs_.check(scratch, reads, leases));
   DI_TRY(reads_.check(reads, leases));

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "host/fetch.h"
+#include "host/filling.h"
 #include "host/handover.h"
 #include "host/hedge.h"
 #include "host/lease.h"
@@ -127,6 +128,7 @@ class Core final : private Peers, private Handovers::Peers {
   [[nodiscard]] bool idle() const;
   [[nodiscard]] const Pages& pages() const { return pages_; }
   [[nodiscard]] const Fetches& fetches() const { return fetches_; }
+  [[nodiscard]] const Fillings& fillings() const { return fillings_; }
   [[nodiscard]] const Reads& reads() const { return reads_; }
   [[nodiscard]] const Hedge& hedge() const { return hedge_; }
   [[nodiscard]] const Rebuilds& rebuilds() const { return rebuilds_; }
@@ -192,6 +194,8 @@ class Core final : private Peers, private Handovers::Peers {
   void settle(const Now& now);
   // What reads and rebuilds have to tell.
   void settle_reads(const Now& now);
+  // What fillings have to tell; after every event of theirs.
+  void hear_fillings(const Now& now);
   template <class M>
   std::optional<M> decode(const wire::Envelope& message);
 
@@ -204,6 +208,7 @@ class Core final : private Peers, private Handovers::Peers {
   Reads reads_;
   Hedge hedge_;
   Rebuilds rebuilds_;
+  Fillings fillings_;
   Fetches fetches_;
   Repairs repairs_;
   Writeback writeback_;

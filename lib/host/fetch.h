@@ -15,25 +15,8 @@
 // Complete counts what is verified; kv.fetch_delay_ms holds back only what is shown.  A fetch keeps its
 // pins until it is released, also of pages behind a failed block: a reader may still be copying.
 //
-// A filling, one per page that comes from the store or from another host's arena; every fetch of its keys
-// shares it.  From the store it is read as one column or as its parts (kv/stripe.h), each by a read
-// (host/read.h):
-//   state       event                                            next
-//   (none)      a plan says where every column is                coming; a read per column
-//   (none)      some columns cannot be read, others make them    rebuilding; a read per column that can
-//   coming      a group of every column came and is right        coming; shown to the fetches
-//   coming      the last one                                     (none), sealed
-//   coming      a column fails, has wrong bytes, its store is    rebuilding (host/rebuild.h), where parity is;
-//               lost                                             else (none), failed
-//   rebuilding  a group is made and right                        rebuilding; shown to the fetches
-//   rebuilding  the last one                                     (none), sealed
-//   rebuilding  more columns are missing than can be made        rebuilding, with those that were skipped read;
-//                                                                else (none), failed
-//   coming      a column is late, and a hedge could make it      rebuilding; the late read is given up
-//   any         nobody wants the page, its lease is over         (none), failed
-// A page that failed is in quarantine while somebody may write into it.  A column on a slow store is skipped,
-// which is to say that it counts as one that cannot be read, where others make it at no more reads; one that is
-// late is hedged (host/hedge.h), once.
+// What comes, comes as fillings (host/filling.h), which every fetch of their keys shares: a fetch waits for those
+// that its pages are.
 //
 // Owner: the core of a di-kvd host.  Bounds: Limits; pages by the arena, entries by the index page.
 #pragma once
@@ -52,21 +35,16 @@
 #include <vector>
 
 #include "balance/arbiter.h"
-#include "host/hedge.h"
+#include "host/filling.h"
 #include "host/lease.h"
 #include "host/pages.h"
 #include "host/port.h"
-#include "host/read.h"
-#include "host/rebuild.h"
 #include "kv/slots.h"
 #include "wire/messages.h"
 
 namespace di::host {
 
 enum class FetchKind : std::uint8_t { fetch, prefetch, expect };
-
-// Why a matched block was not there for its request.
-enum class Lost : std::uint8_t { evicted, timeout, checksum, cancelled, computed };
 
 // Blocks of kv_fetch.  matched = fetched + lost + what is under way; fetched = swapped + unused + what
 // is held.  `evicted` has the blocks that were nowhere any more and those that found no room, `computed` those
@@ -82,13 +60,6 @@ struct Books {
 struct FetchCounters {
   std::uint64_t plans = 0;
   std::uint64_t plans_failed = 0;  // not answered, di-meta away
-  std::uint64_t plans_malformed = 0;
-  std::uint64_t columns_corrupt = 0;  // wrong checksum here
-  std::uint64_t read_bytes = 0;       // of pages, verified
-  std::uint64_t pages_failed = 0;
-  std::uint64_t pages_rebuilt = 0;  // that were not complete without a rebuild
-  std::uint64_t hedges = 0;         // rebuilds of what was only late
-  std::uint64_t hedges_won = 0;     // that were sooner than what was late
   std::uint64_t prefetches = 0;
   std::uint64_t prefetched_blocks = 0;  // read because of a prefetch
   std::uint64_t arena_blocks = 0;       // of kv_fetch, found in the arena
@@ -112,7 +83,7 @@ class Fetches {
     std::uint32_t prefetch_share = 4;  // prefetches pin at most this part of the arena: 1/4
   };
   Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
-          Reads& reads, Rebuilds& rebuilds, Leases& leases, Hedge& hedge, Numbers& numbers, Outbox& out);
+          Fillings& fillings, Leases& leases, Numbers& numbers, Outbox& out);
 
   // What is wanted, and how.
   struct Want {
@@ -127,29 +98,20 @@ class Fetches {
   void release(FetchKind kind, const Holder& holder, bool by_client, const Now& now);
   // Pages that the holder may be reading; null when it has no fetch.
   [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
-  // Unpins pages, some of which may be filling: a read that nobody wants any more is cancelled.
-  void unpin(PinSet& pins);
   // The prefetch of a request, whichever router hinted at it: the request has come.
   void release_prefetch(const RequestId& request, std::uint16_t attempt, const Now& now);
 
   // `tag` is the request id's (tag_request).
   void planned(std::uint64_t tag, const wire::meta_planned& plan, const Now& now);
   void meta_lost(const Now& now);
-  // Of reads for pages.
-  void read_progress(const Reads::Progress& progress, const Now& now);
-  // Of rebuilds of pages.
-  void rebuild_progress(const Rebuilds::Progress& progress, const Now& now);
-  // Nothing may be read under it any more.
-  void lease_over(std::uint64_t lease, const Now& now);
+  // Of every page that comes; before anything else is asked of this.
+  void filling_progress(const Fillings::Progress& progress, const Now& now);
 
   void on_time(const Now& now);
   [[nodiscard]] Due next_due() const;
 
   // Slots of pages that a kv_fetch found in the arena, once: second sightings.
   [[nodiscard]] std::vector<std::uint32_t> take_sighted() { return std::exchange(sighted_, {}); }
-
-  // A page was sealed since the last call.
-  [[nodiscard]] bool take_sealed() { return std::exchange(sealed_, false); }
 
   // What fetches took here, for the choice between them and computing; outlives the process.
   [[nodiscard]] const balance::FetchCost& cost() const { return cost_; }
@@ -162,8 +124,8 @@ class Fetches {
   [[nodiscard]] std::size_t plans() const { return plans_.size(); }
   [[nodiscard]] std::size_t entries() const;
 
-  // Adds the pins held here, by slot, and the reads; says what disagrees.
-  [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<std::uint64_t>& reads) const;
+  // Adds the pins held here, by slot; says what disagrees.
+  [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins) const;
   // Every holder with a fetch here.
   [[nodiscard]] std::vector<Holder> holders() const;
 
@@ -171,8 +133,6 @@ class Fetches {
   using Name = std::pair<Holder, FetchKind>;
   using FetchId = std::uint64_t;
   enum class FetchState : std::uint8_t { planning, filling, complete };
-  // Why a fetch has no page for its next block.
-  enum class Gap : std::uint8_t { none, absent, no_room, unreachable };
 
   // What a fetch reads itself, for balance::FetchCost.
   struct Bringing {
@@ -212,37 +172,6 @@ class Fetches {
     FetchId fetch = 0;
     Instant deadline;
   };
-  struct Part {
-    std::uint64_t transfer = 0;  // 0: no read (any more)
-    std::uint16_t column = 0;
-    std::uint32_t groups = 0;  // that came
-    bool missing = false;
-    bool skipped = false;  // missing because its store is slow
-    bool late = false;     // hedged
-    Duration late_after = Hedge::duration_never;
-  };
-  struct Filling {
-    FetchId opener = 0;      // the fetch may be gone
-    std::uint64_t page = 0;  // of the plan
-    std::uint64_t lease = 0;
-    std::uint8_t priority = 1;
-    bool arena = false;       // of another host; else stores
-    StripeRef stripe;         // null: nothing it could be rebuilt from
-    std::uint32_t index = 0;  // of the page in the stripe
-    std::vector<Part> parts;
-    bool hedged = false;       // or it was not worth it
-    Lost why = Lost::timeout;  // the first column that went missing
-
-    [[nodiscard]] std::size_t place() const {
-      return static_cast<std::size_t>(arena ? balance::Place::remote_arena : balance::Place::store);
-    }
-  };
-  struct Planned {
-    StripeRef stripe;
-    std::uint32_t spare = 0;  // columns that can be read and are not needed
-  };
-  using Stripes = std::map<std::uint64_t, Planned>;
-
   // Pages of a plan by the keys that they hold.
   struct PlanPages {
     explicit PlanPages(const wire::meta_planned* plan);
@@ -266,12 +195,9 @@ class Fetches {
   // It has everything that it brought itself, or goes before that.
   void observe(const Fetch& fetch, const Now& now);
   bool add_piece(FetchId id, Fetch& fetch, const Piece& piece);
-  // What the plan says of stripes, as far as it makes sense.
-  Stripes stripes_of(const wire::meta_planned& plan);
   // none: it is coming.
-  Gap add_filling(FetchId id, Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
-                  const wire::meta_planned& plan, Stripes& stripes);
-  void start_read(std::uint32_t slot, std::uint32_t part, Reads::Want want);
+  Gap add_filling(FetchId id, Fetch& fetch, const wire::PlannedPage& page, const Key& parent, std::uint64_t lease,
+                  Fillings::Stripes& stripes);
   // The plan came, or will not come (null, and `missing` says why): the fetch has what it will ever have.
   void settle_plan(FetchId id, const wire::meta_planned* plan, Gap missing, const Now& now);
   // kv_fetching; false when there is nothing to wait for and the fetch is over.
@@ -285,23 +211,11 @@ class Fetches {
   void fail_from(Fetch& fetch, std::uint32_t block, Lost why, const Now& now);
   void forget(FetchId id, bool by_client, const Now& now);
 
-  // Verifies the groups that are there, each once.
-  void verify(std::uint32_t slot, const Now& now);
-  void part_lost(std::uint32_t slot, std::uint32_t part, Lost why, const Now& now);
-  // False when none was, or their stores are away.
-  bool read_skipped(std::uint32_t slot);
-  // The hedge of a page has what it needs, or one of its other columns is lost.
-  void give_up_late(std::uint32_t slot, const Now& now);
-  // When the first of its columns is late.
-  [[nodiscard]] Instant late_at(const Filling& filling) const;
-  void hedge(std::uint32_t slot, const Now& now);
-  [[nodiscard]] std::uint64_t column_bytes(const Filling& filling, const Part& part, std::uint32_t blocks) const;
-  [[nodiscard]] std::vector<Rebuilds::Part> parts_of(const Filling& filling) const;
+  // Of a page that a fetch waits for: a group is there, or it will not come.
   void page_moved(std::uint32_t slot, std::uint32_t group, const Now& now);
-  // The page will not come: quarantine, and every fetch that waits for it hears.
   void page_failed(std::uint32_t slot, Lost why, const Now& now);
-  // Its reads and its rebuild end.
-  void end_filling(std::uint32_t slot);
+  // Bytes that prefetches may pin in all.
+  [[nodiscard]] std::uint64_t prefetch_bytes_max() const { return pages_.bytes_total() / limits_.prefetch_share; }
 
   template <class M>
   void to_meta(const RequestId& request, const M& message) {
@@ -322,10 +236,8 @@ class Fetches {
   kv::EntryPool& entries_;
   ArenaPort& port_;
   const Peers& peers_;
-  Reads& reads_;
-  Rebuilds& rebuilds_;
+  Fillings& fillings_;
   Leases& leases_;
-  Hedge& hedge_;
   Numbers& numbers_;
   Outbox& out_;
   std::map<FetchId, Fetch> fetches_;
@@ -333,23 +245,15 @@ class Fetches {
   std::set<std::tuple<RequestId, std::uint16_t, FetchId>> prefetches_;
   std::uint64_t prefetch_bytes_ = 0;  // pinned by prefetches
   FetchId next_fetch_ = 1;
-  std::map<std::uint64_t, Plan> plans_;             // by tag
-  std::map<std::uint32_t, Filling> fillings_;  // by slot
-  struct PartName {
-    std::uint32_t slot = 0;
-    std::uint32_t part = 0;
-  };
-  std::map<std::uint64_t, PartName> by_transfer_;
+  std::map<std::uint64_t, Plan> plans_;  // by tag
   struct Waiter {
     FetchId fetch = 0;
     std::uint32_t piece = 0;
   };
   std::map<std::uint32_t, std::vector<Waiter>> waiters_;  // by filling slot
-  std::array<std::uint64_t, balance::places> coming_bytes_{};  // of the fillings
   balance::FetchCost cost_;
   std::array<Instant, balance::places> probe_at_{instant_never, instant_never, instant_never};  // liveness time
   std::vector<std::uint32_t> sighted_;
-  bool sealed_ = false;
   Books books_;
   FetchCounters counters_;
 };

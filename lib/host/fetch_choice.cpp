@@ -30,11 +30,10 @@ std::vector<balance::HitRun> Fetches::runs_of(const Fetch& fetch, const PlanPage
   const auto add_piece = [&](const Piece& piece) {
     const Page& page = pages_.at(piece.slot);
     const std::uint64_t bytes = layout.page_bytes(page.blocks);
-    const auto filling = fillings_.find(piece.slot);
-    if (filling == fillings_.end())
+    if (!fillings_.has(piece.slot))
       return runs.push_back({Place::arena, piece.count, bytes * piece.count / page.blocks});
     // Somebody brings it, and so much of it is still to come.
-    runs.push_back({filling->second.arena ? Place::remote_arena : Place::store, piece.count,
+    runs.push_back({fillings_.place(piece.slot), piece.count,
                     bytes / layout.groups() * (layout.groups() - page.groups)});
   };
   for (const Piece& piece : fetch.pieces) add_piece(piece);
@@ -85,7 +84,7 @@ void Fetches::cut(FetchId id, Fetch& fetch, const PlanPages& pages, Lost rest, c
        .chunk_tokens = compute.chunk_tokens,
        .groups = compute.groups,
        .queue_us = static_cast<double>(compute.queue_us)},
-      runs, coming_bytes_,
+      runs, fillings_.coming_bytes(),
       balance::StepCost(
           {.base_us = compute.base_us, .token_us = compute.token_us, .context_us = compute.context_us}),
       cost_);
@@ -109,7 +108,7 @@ void Fetches::cut(FetchId id, Fetch& fetch, const PlanPages& pages, Lost rest, c
     fetch.pins.slots.pop_back();
   }
   fetch.blocks = fetch.pieces.empty() ? 0 : fetch.pieces.back().at + fetch.pieces.back().count;
-  unpin(let_go);
+  fillings_.unpin(let_go);
 }
 
 void Fetches::observe(const Fetch& fetch, const Now& now) {

@@ -140,7 +140,7 @@ class Cluster {
       if (!world_.alive(host_[i])) continue;
       const host::Core& core = static_cast<HostNode*>(world_.node(host_[i]))->core();
       report_.cut += core.fetches().counters().fetches_cut;
-      report_.rebuilt += core.fetches().counters().pages_rebuilt;
+      report_.rebuilt += core.fillings().counters().pages_rebuilt;
       report_.repaired += core.repairs().counters().columns;
       report_.degraded += core.writeback().counters().degraded;
     }

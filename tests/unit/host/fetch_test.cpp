@@ -397,7 +397,7 @@ TEST_F(FetchTest, APlanWithoutAUsablePlaceEndsThePrefix) {
     answer_plan({page});
     EXPECT_EQ(heard<wire::kv_fetching>(decode)->blocks, 0u);
   }
-  EXPECT_EQ(core->fetches().counters().plans_malformed, 3u);
+  EXPECT_EQ(core->fillings().counters().malformed, 3u);
 }
 
 TEST_F(FetchTest, AnArenaWithoutRoomSaysBusy) {

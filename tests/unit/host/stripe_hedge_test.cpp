@@ -89,11 +89,11 @@ TEST(StripeHedge, AColumnThatIsLateIsMadeOfTheOthers) {
   EXPECT_FALSE(world.complete());
   EXPECT_EQ(world.reads, 4u);
   world.advance_to_due();
-  EXPECT_EQ(world.core->fetches().counters().hedges, 1u);
+  EXPECT_EQ(world.core->fillings().counters().hedges, 1u);
   EXPECT_EQ(world.reads, 5u);
   world.settle();
   EXPECT_TRUE(world.complete());
-  EXPECT_EQ(world.core->fetches().counters().hedges_won, 1u);
+  EXPECT_EQ(world.core->fillings().counters().hedges_won, 1u);
   EXPECT_TRUE(world.read_failed.empty());  // late is not lost
   world.release();
 }
@@ -104,14 +104,14 @@ TEST(StripeHedge, ALateColumnThatComesFirstWins) {
   auto held = world.hold(1);
   world.settle();
   world.advance_to_due();
-  EXPECT_EQ(world.core->fetches().counters().hedges, 1u);
+  EXPECT_EQ(world.core->fillings().counters().hedges, 1u);
   const auto parity = world.hold(4);
   ASSERT_EQ(parity.size(), 1u);
   world.work.insert(world.work.end(), held.begin(), held.end());
   world.settle();
   EXPECT_TRUE(world.complete());
   EXPECT_EQ(world.arena.decodes, 0u);
-  EXPECT_EQ(world.core->fetches().counters().hedges_won, 0u);
+  EXPECT_EQ(world.core->fillings().counters().hedges_won, 0u);
   world.release();
 }
 

@@ -128,7 +128,7 @@ TEST(StripeRead, AReaderOfOnePageNeedsTheOthersOnlyWhenItsOwnIsLost) {
   EXPECT_EQ(world.read_failed[0].page, id << 8);
   EXPECT_EQ(world.read_failed[0].code, static_cast<std::uint16_t>(Code::corrupt));
   EXPECT_EQ(world.core->rebuilds().counters().scratch_reads, 4u);
-  EXPECT_EQ(world.core->fetches().counters().pages_rebuilt, 1u);
+  EXPECT_EQ(world.core->fillings().counters().pages_rebuilt, 1u);
   release(world);
 }
 
@@ -355,11 +355,11 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
     const Books& books = world.core->fetches().books();
     EXPECT_EQ(books.matched, books.fetched + std::accumulate(books.lost.begin(), books.lost.end(), std::uint64_t{0}));
     cut += world.core->fetches().counters().fetches_cut;
-    rebuilt += world.core->fetches().counters().pages_rebuilt;
-    failed += world.core->fetches().counters().pages_failed;
+    rebuilt += world.core->fillings().counters().pages_rebuilt;
+    failed += world.core->fillings().counters().pages_failed;
     fetched += world.core->fetches().books().fetched;
     degraded += world.core->writeback().counters().degraded;
-    corrupt += world.core->fetches().counters().columns_corrupt + world.core->rebuilds().counters().columns_corrupt;
+    corrupt += world.core->fillings().counters().columns_corrupt + world.core->rebuilds().counters().columns_corrupt;
   }
   // It must reach what it is to test.
   EXPECT_GT(cut, 25u);
