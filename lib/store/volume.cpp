@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "store/io.h"
+#include "store/slot_read.h"
 
 namespace di::store {
 

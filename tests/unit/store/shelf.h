@@ -11,7 +11,7 @@
 
 #include "base/checksum.h"
 #include "base/crypto.h"
-#include "store/io.h"
+#include "store/slot_read.h"
 #include "store/volume.h"
 #include "tests/unit/store/memory_disk.h"
 
