@@ -228,6 +228,25 @@ def dropping_an_arena_leaves_the_store():
         assert fleet.metric(HOST, "di_kv_reads_total") > 0, "where did the pages come from?"
 
 
+# D07.
+def what_was_dropped_is_matched_by_nobody():
+    with Fleet(overrides=[*SURE_HIT, ONLY_ARENA]) as fleet:
+        prompt = words(600, seed=8)
+        cold = ask_cold(fleet, prompt, **SHORT)
+        fleet.await_idle(60)
+
+        def known():
+            return next(row["blocks"] for row in fleet.ctl("-d", "di-meta.0", "show", "kv") if row["place"] == HOST)
+        wait_for(lambda: known() == arena_row(fleet)["blocks"] > 0, "the directory to know what the arena has")
+        fleet.ctl("kv", "drop", "arena", HOST)
+        wait_for(lambda: known() == 0, "the directory to hear of it")
+        again = ask_cold(fleet, prompt, **SHORT)
+        assert again.text == cold.text
+        # Nothing was promised that was not there.
+        assert fleet.metric(HOST, "di_kv_matched_blocks_total") == 0
+        fleet.await_idle(60)
+
+
 class Systemd:
     """The descriptor store of a service manager, and what a service of it is started with."""
 
@@ -299,4 +318,4 @@ if __name__ == "__main__":
     main([survives_kill_nine, survives_a_clean_restart, survives_its_engines, streams_go_on_over_a_restart,
           requests_under_way_when_it_dies_are_right, a_holder_that_dies_is_replaced,
           damaged_memory_is_never_served, without_parking_a_restart_is_cold,
-          another_size_makes_a_new_arena, dropping_an_arena_leaves_the_store, survives_with_systemd])
+          another_size_makes_a_new_arena, dropping_an_arena_leaves_the_store, what_was_dropped_is_matched_by_nobody, survives_with_systemd])

@@ -39,11 +39,7 @@ def configuration_errors_name_the_place():
 def failed_start(*overrides, conf="etc/local"):
     fleet = Fleet(conf, overrides, expect_failure=True)
     try:
-        done = subprocess.run(fleet.command(), cwd=SOURCE, env=fleet.environment(), capture_output=True, text=True,
-                              timeout=120)
-        assert done.returncode != 0, done.stdout
-        assert not any(fleet.alive(i) for i in fleet.instances()), "something was left running"
-        return done.stderr
+        return fleet.up_fails()
     finally:
         fleet.close()
 

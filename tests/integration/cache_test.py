@@ -1,5 +1,6 @@
 """The cache: the same prompt twice, across the death of every daemon, and isolated between users."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -9,9 +10,11 @@ import tempfile
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from asking import BLOCK_TOKENS, ask, ask_cold, ask_hit, read_back  # noqa: E402
-from fleet import PATIENCE, SOURCE, SURE_HIT, Fleet, main, members, wait_for, words, write_backs_done  # noqa: E402
+from asking import BLOCK_TOKENS, ask, ask_cold, ask_hit, meanwhile, read_back  # noqa: E402
+from faults import engine_overrides  # noqa: E402
+from fleet import PATIENCE, SOURCE, SURE_HIT, Fleet, everybody_is_there, main, members, wait_for, words, write_backs_done  # noqa: E402
 from spread import GrowingFleet  # noqa: E402
+from stores import inventories_taken, nothing_is_wrong  # noqa: E402
 
 
 # D03, D04: the prompt that was asked before, and once more when every process is another one.
@@ -94,6 +97,26 @@ def users_and_salts_do_not_share():
         assert fleet.chat(prompt, max_tokens=2, cache_salt="s").cached() == 0
         assert fleet.chat(prompt, max_tokens=2, user_id="u").cached() == 0
         ask_hit(fleet, prompt, 1, max_tokens=2, cache_salt="s")
+
+
+# D05: the router's blocks are those of the ranks that are there, here of 64 tokens; a rank with others does not join.
+def ranks_with_other_blocks_do_not_join():
+    rows = [*engine_overrides(False), *SURE_HIT,
+            *(f"{i}:engine.script_layout=v3" for i in ("di-prefill.0", "di-prefill.1", "di-decode"))]
+    other = {"di-prefill.2": ("di-prefill.1", {'name = "1"': 'name = "2"'})}
+    with GrowingFleet(SOURCE / "tests/integration/two-of-each", rows, spare=other) as fleet:
+        prompt = words(200, seed=8)
+        cold = ask_cold(fleet, prompt, max_tokens=4)
+
+        def hits():
+            hit = ask_hit(fleet, prompt, 1, max_tokens=4)
+            assert hit.cached() == (hit.usage["prompt_tokens"] - 1) // 64 * 64 and hit.text == cold.text, hit.usage
+        hits()
+        fleet.list_spare("di-prefill.2")
+        error = fleet.up_fails()
+        assert "already: this one has layout" in error, error
+        assert "di-prefill.2" not in members(fleet)
+        hits()
 
 
 def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
@@ -196,6 +219,59 @@ def the_next_turn_of_a_conversation_hits_the_answer_too():
         assert stored == cached // BLOCK_TOKENS, (stored, cached)
 
 
+# F10: a file that is gone.  What is flipped or cut short: damage_test.py, fleet_test.py, and beside the code.
+def a_volume_that_was_deleted_is_made_anew_and_its_keys_are_misses():
+    store, host = "di-kvd.store0", "di-kvd.host0"
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
+        texts = {prompt: ask_cold(fleet, prompt, max_tokens=8).text for prompt in [words(900, seed=30 + i) for i in range(2)]}
+        write_backs_done(fleet)
+        ranks = {i: fleet.pid(i) for i in fleet.instances() if i != store}
+        fleet.kill(store)
+        wait_for(lambda: not fleet.alive(store), "the end of the store")
+        (fleet.run / f"{store}.volume").unlink()
+        fleet.up()
+        inventories_taken(fleet)
+        assert fleet.metric("di-meta.0", "di_meta_stripes_total{event=missing}") > 0
+        fleet.ctl("kv", "drop", "arena", host)
+        for prompt, text in texts.items():
+            assert ask_cold(fleet, prompt, max_tokens=8).text == text
+        write_backs_done(fleet)
+        read_back(fleet, texts, host, max_tokens=8)
+        assert {i: fleet.pid(i) for i in ranks if fleet.alive(i)} == ranks
+        fleet.await_idle(60)
+
+
+# F08.
+def kills_in_the_middle_of_writes_leave_no_file_behind():
+    store, host = "di-kvd.store0", "di-kvd.host0"
+    fleet = Fleet(expect_failure=True, overrides=[*SURE_HIT])
+    # What a start left that was killed before its volume was whole.
+    (fleet.run / f"{store}.volume.new").write_bytes(bytes(1 << 20))
+    with fleet.up():
+        files = lambda: {path.name: path.stat().st_size for path in fleet.run.glob(f"{store}.volume*")}
+        one = files()
+        assert set(one) == {f"{store}.volume"}, one
+        texts = {}
+        seeds = itertools.count(40)
+
+        def client():
+            prompt = words(500, seed=next(seeds))
+            texts[prompt] = ask(fleet, prompt, max_tokens=8).text
+        for _ in range(10):
+            with meanwhile(client):
+                put = fleet.metric(store, "di_store_puts_total{outcome=done}")
+                wait_for(lambda: fleet.metric(store, "di_store_puts_total{outcome=done}") > put + 1, "writes")
+                fleet.kill(store)
+            fleet.up()
+            everybody_is_there(fleet)
+            assert files() == one, files()
+        inventories_taken(fleet)
+        write_backs_done(fleet)
+        read_back(fleet, texts, host, whole=False, max_tokens=8)
+        nothing_is_wrong(fleet)
+        fleet.await_idle(60)
+
+
 # G03, G04: there is no standby; a lost di-meta means cold service, and nobody is restarted for it.
 def the_directory_away_means_cold_not_down():
     with Fleet(overrides=[*SURE_HIT]) as fleet:
@@ -233,7 +309,9 @@ def a_store_without_parity_is_emptied_while_it_can_be_read():
 if __name__ == "__main__":
     main([twice_and_after_killing_everything, a_volume_in_a_folder_is_found_again_after_killing_everything,
           cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
-          a_store_without_parity_is_emptied_while_it_can_be_read,
+          ranks_with_other_blocks_do_not_join, a_store_without_parity_is_emptied_while_it_can_be_read,
           what_a_stores_write_budget_does_not_allow_stays_in_the_arena,
           a_hosts_news_comes_before_the_question_of_who_has_heard_of_it,
-          the_next_turn_of_a_conversation_hits_the_answer_too, the_directory_away_means_cold_not_down])
+          the_next_turn_of_a_conversation_hits_the_answer_too,
+          a_volume_that_was_deleted_is_made_anew_and_its_keys_are_misses, kills_in_the_middle_of_writes_leave_no_file_behind,
+          the_directory_away_means_cold_not_down])

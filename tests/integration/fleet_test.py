@@ -15,6 +15,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from asking import ask, read_back  # noqa: E402
 from fleet import BIN, PATIENCE, SOURCE, SURE_HIT, Fleet, main, wait_for, words, write_backs_done  # noqa: E402
+from stores import inventories_taken  # noqa: E402
 
 INSTANCES = ["di-decode.0", "di-kvd.host0", "di-kvd.store0", "di-meta.0", "di-prefill.0", "di-router.0"]
 
@@ -472,6 +473,29 @@ def a_host_whose_write_backs_stand_still_is_late():
         assert late_in_metrics(fleet, host) == {"host-writeback"}, late_in_metrics(fleet, host)
 
 
+# G09: the first start of all, a restart before anything was asked, and a second directory beside it.
+def a_fleet_that_was_never_asked_starts_again():
+    with Fleet(overrides=[*SURE_HIT]) as fleet:
+        fleet.kill_all()
+        fleet.up()
+        second = subprocess.run([str(BIN / "di-meta"), "-f", str(SOURCE / "etc/local/di-meta.toml"), "-o", f"run.dir={fleet.run}",
+                                 "-o", "run.instance=di-meta.1", "-o", f"meta.catalogue={fleet.run}/di-meta.0.catalogue"],
+                                capture_output=True, text=True, timeout=60 * PATIENCE)
+        assert second.returncode == 1 and "another di-meta has it open" in second.stderr, second
+        assert fleet.metric("di-meta.0", "di_meta_stripes") == 0
+        prompt = words(600, seed=9)
+        cold = ask(fleet, prompt, max_tokens=8)
+        write_backs_done(fleet)
+        stripes = fleet.metric("di-meta.0", "di_meta_stripes")
+        assert stripes > 0
+        fleet.kill_all()
+        fleet.up()
+        inventories_taken(fleet)
+        assert fleet.metric("di-meta.0", "di_meta_stripes") == stripes
+        read_back(fleet, {prompt: cold.text}, "di-kvd.host0", max_tokens=8)
+        fleet.await_idle(60)
+
+
 def fleets_run_beside_each_other():
     with Fleet() as one, Fleet() as other:
         assert one.address != other.address
@@ -503,5 +527,6 @@ main([
     manual_clock_moves_every_daemon,
     a_directory_that_cannot_write_its_catalogue_is_late,
     a_host_whose_write_backs_stand_still_is_late,
+    a_fleet_that_was_never_asked_starts_again,
     fleets_run_beside_each_other,
 ])

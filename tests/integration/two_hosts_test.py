@@ -61,6 +61,17 @@ def pages_come_out_of_the_other_arena_while_the_store_is_down():
         from_other_arena(fleet, words(2000, seed=22))
 
 
+# D09: no rank is promised to whom a prefix is, and the second request hits wherever it is read.
+def the_second_request_hits_wherever_it_goes():
+    with Fleet(CONF, [*SURE_HIT]) as fleet:
+        for seed in range(60, 66):
+            prompt = words(1000, seed=seed)
+            cold = ask_cold(fleet, prompt, **SHORT)
+            hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], **SHORT)
+            assert hit.text == cold.text
+        fleet.await_idle(60)
+
+
 def from_other_arena(fleet, prompt):
     # So short that decode fills no page: what an answer is made of always goes to the store.
     fields = {**SHORT, "max_tokens": 4}
@@ -134,5 +145,6 @@ def has_text(event):
 
 if __name__ == "__main__":
     main([a_prefix_survives_its_host, a_prefix_survives_its_host_sealed,
+          the_second_request_hits_wherever_it_goes,
           pages_that_no_store_has_come_out_of_the_other_arena, pages_come_out_of_the_other_arena_while_the_store_is_down,
           hand_over_in_both_directions, hand_over_in_both_directions_sealed, pages_are_pushed_while_later_chunks_compute])

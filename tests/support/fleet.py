@@ -115,6 +115,16 @@ class Fleet:
         self.key = (self.run / "key").read_text().split()[0]
         return self
 
+    def up_fails(self):
+        """What di-up says when it cannot start the fleet, or what is missing of it; it leaves nothing of its own behind."""
+        before = self.instances()
+        done = subprocess.run(self.command(), cwd=SOURCE, env=self.environment(), capture_output=True, text=True,
+                              timeout=120 * PATIENCE)
+        assert done.returncode != 0, done.stdout
+        left = [i for i in self.instances() if i not in before and self.alive(i)]
+        assert not left, f"something was left running: {left}"
+        return done.stderr
+
     def down(self):
         subprocess.run([str(SOURCE / "scripts" / "di-down"), "-r", str(self.run)], cwd=SOURCE, env=self.environment(),
                        capture_output=True, text=True, timeout=120 * PATIENCE)

@@ -61,10 +61,13 @@ class GrowingFleet(Fleet):
             text += f"[[instance]]\n{self.launcher(instance)}{block}"
         (self.conf_folder / "fleet.toml").write_text(text)
 
-    def add_spare(self, *instances):
+    def list_spare(self, *instances):
         for instance in instances:
             self.blocks[instance] = self.spare.pop(instance)
         self.write()
+
+    def add_spare(self, *instances):
+        self.list_spare(*instances)
         self.up()
 
     def retire(self, *instances):

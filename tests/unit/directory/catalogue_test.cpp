@@ -55,6 +55,7 @@ TEST(Catalogue, SecretsDiffer) {
   EXPECT_NE(a->secret(), Bytes(32));
 }
 
+// G09.
 TEST(Catalogue, OneDirectoryAtATime) {
   const std::string path = scratch("one");
   {

@@ -230,6 +230,7 @@ TEST_F(DiskTest, folder_on_a_file_system_without_room_is_no_space_and_leaves_not
 
 // ---- files and devices
 
+// F09: room is taken when a volume is made, so another user of the file system cannot take it later.
 TEST_F(DiskTest, file_system_without_room_is_no_space) {
   // No file system is that large.
   const auto made = disk_create(path, std::uint64_t{1} << 50, false);

@@ -88,6 +88,7 @@ TEST(DiskHealth, disk_that_is_opened_anew_has_no_past_errors) {
   EXPECT_EQ(disk.tick(0, 0), DiskState::good);
 }
 
+// F09.
 TEST(DiskHealth, full_disk_is_tried_again) {
   Watched disk;
   ++disk.sample.no_space;

@@ -305,6 +305,39 @@ TEST(IoPool, read_from_a_later_group_touches_nothing_before_it) {
   EXPECT_EQ(behind.end->status.error().code, Code::invalid);
 }
 
+// F23: a part of a column, from any group on, of columns of every length at once.
+TEST(IoPool, reads_from_every_group_on_are_what_was_written) {
+  const auto disk = memory(80 * mib, 8 * mib);
+  Pooled p(*disk);
+  constexpr std::uint32_t lengths = 8;
+  for (std::uint32_t blocks = 1; blocks <= lengths; ++blocks) ASSERT_EQ(p.put_now(blocks, blocks), Code::ok);
+  for (const Pooled::Way way : {Pooled::Way::whole, Pooled::Way::scattered}) {
+    for (std::uint32_t from = 0; from < p.layout.groups(); ++from) {
+      std::array<Pooled::Column, lengths> columns;
+      for (std::uint32_t i = 0; i < lengths; ++i) {
+        p.read(i + 1, columns[i], way, [&](ColumnRead& job) { job.from_group = from; });
+      }
+      ASSERT_TRUE(p.until([&] {
+        return std::all_of(columns.begin(), columns.end(), [](const auto& c) { return c.end.has_value(); });
+      }));
+      for (std::uint32_t i = 0; i < lengths; ++i) {
+        const std::uint32_t blocks = i + 1;
+        ASSERT_TRUE(columns[i].end->status.ok());
+        EXPECT_EQ(columns[i].arrived.back() + 1, p.layout.groups());
+        const Bytes payload = payload_of(p.layout, blocks, blocks);
+        for (std::uint32_t group = from; group < p.layout.groups(); ++group) {
+          const std::uint64_t offset = p.layout.segment_offset(group, blocks);
+          const std::uint64_t bytes = p.layout.segment_bytes(group, blocks);
+          const std::uint64_t gap = way == Pooled::Way::whole ? 0 : 4096 * group;
+          const ByteView got = columns[i].buffer->first(offset + gap + bytes).subspan(offset + gap);
+          EXPECT_TRUE(std::equal(got.begin(), got.end(), payload.begin() + static_cast<std::ptrdiff_t>(offset)))
+              << blocks << " blocks, from " << from << ", group " << group;
+        }
+      }
+    }
+  }
+}
+
 TEST(IoPool, flipped_bits_and_failed_reads_end_the_read_with_their_code) {
   const auto disk = memory(32 * mib, 8 * mib);
   Pooled p(*disk);

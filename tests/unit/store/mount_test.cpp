@@ -106,6 +106,7 @@ TEST_F(MountTest, failing_disk_takes_no_more_puts_and_tells_di_meta) {
   EXPECT_EQ(read(99, 1, take(2, kv::SlotState::filling)).back().code, 0u);  // reads go on
 }
 
+// F09.
 TEST_F(MountTest, put_that_found_no_room_on_the_disk_leaves_its_slot_usable) {
   start_with_host();
   ASSERT_EQ(put(1, 2), Code::ok);

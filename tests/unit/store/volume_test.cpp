@@ -113,6 +113,46 @@ TEST(Volume, volume_filled_anew_with_another_class_has_that_and_nothing_else) {
   }
 }
 
+// F06: what is counted as used goes down with every removal, not only with what is thrown out for want of room.
+TEST(Volume, filled_by_half_and_emptied_again_and_again_it_has_all_of_its_room) {
+  Shelf shelf(24 * mib, 4 * mib);
+  std::uint64_t stripe = 0;
+  while (shelf.put(stripe + 1, 8).ok()) ++stripe;
+  const std::uint64_t room = stripe;
+  for (std::uint64_t old = 1; old <= room; ++old) ASSERT_EQ(shelf.volume->free(old), 1u);
+  for (int cycle = 0; cycle < 20; ++cycle) {
+    const std::uint64_t first = stripe + 1;
+    const std::uint32_t blocks = cycle % 2 == 0 ? 8 : 3;  // of two lengths by turns
+    for (std::uint64_t i = 0; i < room / 2; ++i) ASSERT_TRUE(shelf.put(++stripe, blocks).ok()) << cycle;
+    EXPECT_EQ(shelf.volume->stats().payload_bytes_live, room / 2 * shelf.layout.page_bytes(blocks));
+    for (std::uint64_t old = first; old <= stripe; ++old) ASSERT_EQ(shelf.volume->free(old), 1u);
+    EXPECT_EQ(shelf.volume->stats().payload_bytes_live, 0u);
+    EXPECT_EQ(shelf.volume->stats().slots_live, 0u);
+  }
+  for (std::uint64_t i = 0; i < room; ++i) ASSERT_TRUE(shelf.put(++stripe, 8).ok()) << i;
+  EXPECT_EQ(shelf.put(stripe + 1, 8).error().code, Code::no_space);
+}
+
+// F07: a kill forgets nothing of what is used, and it takes no more than it did.
+TEST(Volume, after_a_kill_it_has_the_room_that_was_left) {
+  Shelf shelf(24 * mib, 4 * mib);
+  std::uint64_t stripe = 0;
+  while (shelf.put(stripe + 1, 8).ok()) ++stripe;
+  const std::uint64_t room = stripe;
+  for (std::uint64_t old = room * 4 / 5 + 1; old <= room; ++old) ASSERT_EQ(shelf.volume->free(old), 1u);
+  shelf.sync_until_clean();  // or what was freed may be there again
+  ASSERT_TRUE(shelf.put(++stripe, 8).ok());  // of which no table on the disk knows
+  const Volume::Stats before = shelf.volume->stats();
+  EXPECT_EQ(before.slots_live, room * 4 / 5 + 1);
+  shelf.reopen();
+  EXPECT_EQ(shelf.volume->stats().payload_bytes_live, before.payload_bytes_live);
+  std::uint64_t more = 0;
+  while (shelf.put(++stripe, 8).ok()) ++more;
+  EXPECT_EQ(more, room - before.slots_live);
+  for (std::uint64_t old = 1; old <= room * 4 / 5; ++old)
+    ASSERT_EQ(*shelf.get(old), payload_of(shelf.layout, old, 8)) << old;
+}
+
 TEST(Volume, clean_stop_leaves_nothing_to_look_at) {
   Shelf shelf(32 * mib, 4 * mib);
   for (std::uint64_t stripe = 1; stripe <= 10; ++stripe) ASSERT_TRUE(shelf.put(stripe, 2).ok());
@@ -300,6 +340,7 @@ TEST(Volume, failed_flush_breaks_the_volume) {
   EXPECT_TRUE(shelf.volume->broken());
 }
 
+// F10.
 TEST(Volume, flipped_bit_is_corrupt_wherever_it_is) {
   Shelf shelf(16 * mib, 4 * mib);
   ASSERT_TRUE(shelf.put(1, 8).ok());
