@@ -22,6 +22,10 @@ class WriteBudget {
     double amplification = 1.1;       // bytes written inside the disk per byte of ours: large aligned writes
     std::uint64_t written_bytes = 0;  // so far, as the disk or the volume remembers
     std::uint64_t spent_bytes = 0;    // of the bucket, as the volume remembers; no time passed since
+    // With less left than the first part of a day the owner has writes go elsewhere, with more than the second
+    // it takes them again: six minutes and a quarter of an hour of filling.
+    std::uint64_t spent_part = 256;
+    std::uint64_t unspent_part = 96;
   };
 
   WriteBudget(const Options& options, Instant now);

@@ -186,7 +186,7 @@ void Mount::budget_look() {
   const std::uint64_t per_day = budget_.budget_bytes_per_day();
   if (per_day == 0) return;
   const std::uint64_t left = budget_.left_today_bytes(loop_.monotonic_now());
-  const bool spent = left < std::max(per_day / (spent_ ? unspent_part : spent_part), vetoed_bytes_);
+  const bool spent = left < std::max(per_day / (spent_ ? options_.budget.unspent_part : options_.budget.spent_part), vetoed_bytes_);
   if (!spent) vetoed_bytes_ = 0;
   if (spent == spent_) return;
   spent_ = spent;
@@ -272,6 +272,7 @@ void Mount::health_look() {
   sample.p99_us = std::max(read_p99_.p99(figures_->read_us), write_p99_.p99(figures_->write_us));
   if (const auto end = cut_short_ ? std::nullopt : cut_at()) give_up_behind(*end);
   sample.cut_short = cut_short_;
+  budget_look();
   const DiskState before = health_.state();
   const DiskState now = health_.step(sample, loop_.monotonic_now());
   if (now != DiskState::failed && !volume_->broken()) hooks_.looked();

@@ -13,7 +13,8 @@
 //   closed   open() with why it is refused             closed
 //
 // Write budget: what is written counts against what the disk endures (kv/write_budget.h), and the volume
-// remembers it.  A put above it is vetoed, a repair is not.
+// remembers it.  A put above it is vetoed, a repair is not.  That it is used up, and that there is some again, di-meta
+// is told, the latter also when nothing is written any more: the budget is looked at with the disk.
 //
 // Write behind: the tables are written `flush_every` after something changed; who wants more waits with
 // after_flush().
@@ -57,10 +58,6 @@ class Mount {
     Scrub::Options scrub;
     kv::WriteBudget::Options budget;  // endurance and days; the rest is the volume's
   };
-  // Below the first part of a day's budget di-meta is asked to place elsewhere, from the second part on to
-  // come back: six minutes and a quarter of an hour of filling.
-  static constexpr std::uint64_t spent_part = 256;
-  static constexpr std::uint64_t unspent_part = 96;
   struct Hooks {
     std::function<void()> changed;  // its state: di-meta should hear of it
     // A column is not what it was, or could not be read.

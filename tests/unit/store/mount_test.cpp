@@ -176,6 +176,26 @@ TEST_F(MountTest, budget_of_a_volume_is_its_own_and_outlives_the_process) {
   EXPECT_EQ(put_to(1, 4, 8), Code::ok);
 }
 
+// It fills with time alone, and di-meta, which places nothing there meanwhile, has to hear of it.
+TEST_F(MountTest, budget_that_has_grown_back_is_told_though_nothing_is_written) {
+  constexpr std::uint64_t per_day = 100 * 1024 * mib;
+  auto volume = Volume::open(*disk);
+  ASSERT_TRUE(volume.ok());
+  (*volume)->set_wear({per_day, per_day});
+  const auto sync = (*volume)->sync_begin();
+  ASSERT_TRUE(sync.has_value());
+  for (const MetaWrite& write : sync->superblock) ASSERT_TRUE(disk->write(write.offset, write.bytes).ok());
+  Server::Options options;
+  options.budget = {.endurance_bytes = per_day, .days = 1, .amplification = 1, .spent_part = 1 << 20, .unspent_part = 1 << 19};
+  start(options);
+  server->meta_up(meta);
+  EXPECT_TRUE(mount().spent());
+  EXPECT_TRUE(got<wire::meta_volumes>().back().volumes.at(0).spent);
+  ASSERT_TRUE(until([&] { return !got<wire::meta_volumes>().back().volumes.at(0).spent; }));
+  EXPECT_FALSE(mount().spent());
+  EXPECT_EQ(mount().budget().vetoes(), 0u);
+}
+
 TEST_F(MountTest, stop_writes_everything_behind) {
   start_with_host();
   for (std::uint64_t stripe = 1; stripe <= 5; ++stripe) ASSERT_EQ(put(stripe, 2), Code::ok);
