@@ -2,11 +2,36 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 
 namespace di::transfer {
+
+namespace {
+
+void set_option(int fd, int level, int option, int value) {
+  // Failing means slower or later, not wrong.
+  [[maybe_unused]] const int set = ::setsockopt(fd, level, option, &value, sizeof value);
+}
+
+// Without delay, and dead soon when the other side is.
+void set_socket(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 5);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
+}
+
+Fd socket_of(const Address& address) {
+  return Fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+}  // namespace
 
 Result<Address> address_parse(const std::string& text) {
   constexpr std::string_view scheme = "tcp://";
@@ -50,6 +75,49 @@ std::string address_print(const Address& address) {
   }
   const std::string name = host.data();
   return (address.family() == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
+}
+
+Result<DataListener> data_listen(const std::string& text) {
+  if (text.empty()) return DataListener{};
+  const std::string what = "data endpoint " + text;
+  const Result<Address> address = address_parse(text);
+  if (!address) return address.error().in("data endpoint");
+  DataListener out{socket_of(*address), {}};
+  if (!out.fd.valid()) return errno_error(what);
+  set_option(out.fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  Address bound;
+  bound.length = sizeof bound.storage;
+  if (::bind(out.fd.get(), address->get(), address->length) != 0 || ::listen(out.fd.get(), 128) != 0 ||
+      ::getsockname(out.fd.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
+    return errno_error(what);
+  }
+  out.endpoint = "tcp://" + address_print(bound);
+  return out;
+}
+
+Result<Fd> data_accept(int listener) {
+  while (true) {
+    Fd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd.valid()) {
+      set_socket(fd.get());
+      return fd;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Fd();
+    return errno_error("accept");
+  }
+}
+
+Result<Fd> data_connect(const std::string& text) {
+  const Result<Address> address = address_parse(text);
+  if (!address) return address.error();
+  Fd fd = socket_of(*address);
+  if (!fd.valid()) return errno_error("connect " + text);
+  set_socket(fd.get());
+  if (::connect(fd.get(), address->get(), address->length) != 0 && errno != EINPROGRESS) {
+    return errno_error("connect " + text);
+  }
+  return fd;
 }
 
 }  // namespace di::transfer

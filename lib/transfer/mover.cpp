@@ -1,7 +1,5 @@
 #include "transfer/mover.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -56,20 +54,6 @@ constexpr std::array counter_fields = {
     &FabricCounters::refused_connections,
 };
 static_assert(counter_fields.size() * sizeof(std::uint64_t) == sizeof(FabricCounters));
-
-void set_option(int fd, int level, int option, int value) {
-  // Failing means slower or later, not wrong.
-  [[maybe_unused]] const int set = ::setsockopt(fd, level, option, &value, sizeof value);
-}
-
-void set_socket(int fd) {
-  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 5);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
-}
 
 }  // namespace
 
@@ -223,23 +207,13 @@ void Mover::carry_out(Dial& dial) {
     return;
   }
   count(&FabricCounters::dials);
-  const Result<Address> address = address_parse(dial.endpoint);
-  Fd fd;
-  int failed = address ? 0 : EINVAL;
-  if (address) {
-    fd = Fd(::socket(address->family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!fd.valid()) failed = errno;
-  }
-  if (failed == 0) {
-    set_socket(fd.get());
-    if (::connect(fd.get(), address->get(), address->length) != 0 && errno != EINPROGRESS) failed = errno;
-  }
-  if (failed != 0) {
-    log_write(LogLevel::debug, "fabric", "dial failed", {{"peer", dial.peer.instance}, {"errno", failed}});
+  Result<Fd> fd = data_connect(dial.endpoint);
+  if (!fd) {
+    log_write(LogLevel::debug, "fabric", "dial failed", {{"peer", dial.peer.instance}, {"error", fd.error()}});
     dial_failed(*link);
     return;
   }
-  Connection& connection = add_connection(std::move(fd));
+  Connection& connection = add_connection(*std::move(fd));
   connection.dialled = true;
   connection.connected = false;
   connection.link = link;
@@ -475,24 +449,20 @@ void Mover::measure(Link& link, std::uint64_t bytes) {
 
 void Mover::accept_all() {
   while (true) {
-    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd.valid()) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        // No descriptor or no memory.  The listener stays readable, so it is left alone until the sweep.
-        accepting_ = false;
-        epoll_event event{};
-        event.data.u64 = listener_event;
-        ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
-      }
-      return;
+    Result<Fd> fd = data_accept(listener_.get());
+    if (!fd) {
+      // The listener stays readable, so it is left alone until the sweep.
+      accepting_ = false;
+      epoll_event event{};
+      event.data.u64 = listener_event;
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
     }
+    if (!fd || !fd->valid()) return;
     if (greetings_ >= options_.greetings_max || open_.size() >= connections_max) {
       count(&FabricCounters::refused_connections);
       continue;
     }
-    set_socket(fd.get());
-    Connection& connection = add_connection(std::move(fd));
+    Connection& connection = add_connection(*std::move(fd));
     connection.until = now_ + options_.ticket_life;
     ++greetings_;
     arm(connection);

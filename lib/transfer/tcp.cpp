@@ -1,8 +1,5 @@
 #include "transfer/tcp.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <map>
 #include <utility>
 
@@ -206,27 +203,10 @@ Result<std::unique_ptr<TcpFabric>> make_tcp_fabric(loop::Loop& loop, const TcpOp
   if (options.max_unit_bytes == 0 || options.max_unit_bytes > frame_payload_bytes_max) {
     return Error{Code::invalid, 0, "max_unit_bytes: want 1 to " + std::to_string(frame_payload_bytes_max)};
   }
-  Fd listener;
-  std::string endpoint;
-  if (!options.listen.empty()) {
-    Result<Address> address = address_parse(options.listen);
-    if (!address) return address.error().in("data endpoint");
-    listener = Fd(::socket(address->family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!listener.valid()) return errno_error("data endpoint " + options.listen);
-    const int on = 1;
-    ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (::bind(listener.get(), address->get(), address->length) != 0 || ::listen(listener.get(), 128) != 0) {
-      return errno_error("data endpoint " + options.listen);
-    }
-    Address bound;
-    bound.length = sizeof bound.storage;
-    if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
-      return errno_error("data endpoint " + options.listen);
-    }
-    endpoint = "tcp://" + address_print(bound);
-  }
+  Result<DataListener> listener = data_listen(options.listen);
+  if (!listener) return listener.error();
   return std::unique_ptr<TcpFabric>(
-      std::make_unique<Front>(loop, options, std::move(listener), std::move(endpoint)));
+      std::make_unique<Front>(loop, options, std::move(listener->fd), std::move(listener->endpoint)));
 }
 
 }  // namespace di::transfer

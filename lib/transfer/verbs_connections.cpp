@@ -1,0 +1,305 @@
+// The TCP connection that introduces two sides to each other: one frame each way.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "transfer/address.h"
+#include "transfer/verbs_state.h"
+
+namespace di::transfer::verbs {
+
+namespace {
+
+constexpr std::size_t turn_bytes = 4 << 20;
+
+}  // namespace
+
+Status Verbs::open_listener() {
+  Result<DataListener> listener = data_listen(options_.listen);
+  if (!listener) return listener.error();
+  if (!listener->fd.valid()) return {};
+  listener_ = std::move(listener->fd);
+  endpoint_ = std::move(listener->endpoint);
+  listener_watch_ = std::make_unique<loop::Watch>(loop_, listener_.get(), "verbs-listener");
+  listener_watch_->on_readable([this] { accept_all(); });
+  return {};
+}
+
+void Verbs::accept_all() {
+  while (true) {
+    Result<Fd> fd = data_accept(listener_.get());
+    if (!fd) {
+      // The listener stays readable, so it is left alone until the sweep.
+      accepting_ = false;
+      listener_watch_->on_readable(nullptr);
+      arm_sweep();
+    }
+    if (!fd || !fd->valid()) return;
+    if (greetings_ >= options_.greetings_max || connections_.size() >= connections_max) {
+      ++counters_.refused_connections;
+      continue;
+    }
+    Connection& connection = add_connection(*std::move(fd));
+    connection.until = now() + options_.ticket_life;
+    ++greetings_;
+    arm_sweep();
+    arm(connection);
+  }
+}
+
+Connection& Verbs::add_connection(Fd fd) {
+  const std::uint64_t id = next_id_++;
+  auto [at, fresh] = connections_.emplace(id, std::make_unique<Connection>(id, std::move(fd), drain_));
+  DI_ASSERT(fresh);
+  Connection& connection = *at->second;
+  connection.watch = std::make_unique<loop::Watch>(loop_, connection.stream.fd(), "verbs-peer");
+  return connection;
+}
+
+void Verbs::close(Connection& connection) {
+  if (connection.closed) return;
+  connection.closed = true;
+  connection.watch.reset();
+  // The other side shall know now, not when the object goes.
+  ::shutdown(connection.stream.fd(), SHUT_RDWR);
+  if (!connection.dialled && !connection.greeted) --greetings_;
+  // Destroyed queue pairs are drained: from here on nothing of this connection moves, here.
+  for (const std::unique_ptr<Lane>& lane : connection.lanes) drop_lane(*lane);
+  for (const std::unique_ptr<Lane>& lane : connection.lanes) {
+    for (Unit& unit : lane->units) {
+      if (!unit.used) continue;
+      unit.used = false;
+      if (unit.bounce) free_bounce_.push_back(*unit.bounce);
+      --ops_.at(unit.op).under_way;
+    }
+    for (Ask& ask : lane->asks) ask.used = false;
+  }
+  const auto at = connections_.find(connection.id);
+  if (ended_.empty()) later([this] { ended_.clear(); });
+  ended_.push_back(std::move(at->second));
+  connections_.erase(at);
+  look_at_concealing();
+  Link* link = std::exchange(connection.link, nullptr);
+  if (link == nullptr) return;
+  link->under_way_bytes = 0;
+  link->busy_from.reset();
+  if (link->connection != &connection) return;
+  link->connection = nullptr;
+  if (link->state != State::up) {
+    dial_failed(*link);
+    return;
+  }
+  link->state = State::idle;
+  fail_ops(*link, true);
+  if (link->waits()) begin_dial(*link);
+}
+
+void Verbs::arm(Connection& connection) {
+  if (connection.closed) return;
+  const bool writes = !connection.connected || connection.stream.unsent_bytes() > 0;
+  connection.watch->on_readable(
+      connection.connected ? loop::Callback([this, &connection] { receive(connection); }) : loop::Callback());
+  connection.watch->on_writable(writes ? loop::Callback([this, &connection] { on_writable(connection); })
+                                       : loop::Callback());
+}
+
+void Verbs::on_writable(Connection& connection) {
+  if (connection.connected) return flush(connection);
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (::getsockopt(connection.stream.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+  if (error != 0) return close(connection);
+  connection.connected = true;
+  connection.link->state = State::greeting;
+  if (const Status made = add_lanes(connection, rails_.size()); !made.ok()) {
+    log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", made.error()}});
+    return close(connection);
+  }
+  connection.said = verbs_setup_encode(setup_of(connection));
+  Frame hello = frame_hello(connection.link->ticket.secret, false);
+  hello.bytes = static_cast<std::uint32_t>(connection.said.size());
+  connection.stream.push(hello, connection.said);
+  flush(connection);
+}
+
+void Verbs::flush(Connection& connection) {
+  std::size_t budget = turn_bytes;
+  if (connection.stream.flush(budget) == Stream::Sent::ended) return close(connection);
+  arm(connection);
+}
+
+bool Verbs::malformed(Connection& connection) {
+  ++counters_.malformed;
+  close(connection);
+  return false;
+}
+
+void Verbs::receive(Connection& connection) {
+  std::size_t budget = turn_bytes;
+  while (!connection.closed) {
+    switch (connection.stream.receive(budget)) {
+      case Stream::Got::nothing:
+        return;
+      case Stream::Got::header:
+        if (!on_header(connection)) return;
+        break;
+      case Stream::Got::frame:
+        if (!on_frame(connection)) return;
+        break;
+      case Stream::Got::ended:
+        // A stranger who leaves without a ticket is worth a count.
+        if (!connection.dialled && !connection.greeted) ++counters_.refused_connections;
+        return close(connection);
+      case Stream::Got::malformed:
+      case Stream::Got::forged:
+        malformed(connection);
+        return;
+    }
+  }
+}
+
+bool Verbs::on_header(Connection& connection) {
+  const Frame& frame = connection.stream.frame();
+  const FrameKind wanted = connection.dialled ? FrameKind::welcome : FrameKind::hello;
+  if (connection.greeted || frame.kind != wanted || frame.bytes == 0 || frame.bytes > verbs_setup_bytes_max) {
+    return malformed(connection);
+  }
+  if (!connection.dialled) {
+    connection.granted = tickets_.use(frame_ticket(frame), now());
+    if (!connection.granted || frame.sealed) {
+      refuse_ticket(connection);
+      return false;
+    }
+  }
+  connection.heard.resize(frame.bytes);
+  connection.stream.payload_into(connection.heard);
+  return true;
+}
+
+void Verbs::refuse_ticket(Connection& connection) {
+  ++counters_.refused_ticket;
+  close(connection);
+}
+
+bool Verbs::on_frame(Connection& connection) {
+  return connection.dialled ? on_welcome(connection) : on_hello(connection);
+}
+
+bool Verbs::on_hello(Connection& connection) {
+  Result<VerbsSetup> setup = verbs_setup_decode(connection.heard);
+  if (!setup) return malformed(connection);
+  if (setup->peer != connection.granted->to) {
+    refuse_ticket(connection);
+    return false;
+  }
+  // The peer has given up what it had before: what is still on the way there must not come after what it
+  // sends here.
+  std::vector<Connection*> older;
+  for (const auto& [id, other] : connections_) {
+    if (!other->dialled && other->greeted && other->peer == setup->peer) older.push_back(other.get());
+  }
+  for (Connection* other : older) close(*other);
+  connection.peer = setup->peer;
+  const std::size_t lanes = std::min(rails_.size(), setup->lanes.size());
+  Status made = add_lanes(connection, lanes);
+  for (std::size_t i = 0; i < lanes && made.ok(); ++i)
+    made = connection.lanes[i]->qp->connect(setup->lanes[i]);
+  if (!made.ok()) {
+    log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", made.error()}});
+    ++counters_.refused_connections;
+    close(connection);
+    return false;
+  }
+  connection.memories = std::move(setup->memories);
+  connection.greeted = true;
+  --greetings_;
+  connection.said = verbs_setup_encode(setup_of(connection));
+  Frame welcome;
+  welcome.kind = FrameKind::welcome;
+  welcome.bytes = static_cast<std::uint32_t>(connection.said.size());
+  connection.stream.push(welcome, connection.said);
+  flush(connection);
+  return !connection.closed;
+}
+
+bool Verbs::on_welcome(Connection& connection) {
+  Result<VerbsSetup> setup = verbs_setup_decode(connection.heard);
+  if (!setup || setup->lanes.size() > connection.lanes.size() || !setup->memories.empty()) {
+    return malformed(connection);
+  }
+  if (setup->peer != connection.peer) {
+    // Another process has the address by now.
+    log_write(LogLevel::debug, "fabric", "dial failed: another process answers",
+              {{"peer", connection.peer.instance}});
+    close(connection);
+    return false;
+  }
+  for (std::size_t i = setup->lanes.size(); i < connection.lanes.size(); ++i) drop_lane(*connection.lanes[i]);
+  connection.lanes.resize(setup->lanes.size());
+  for (std::size_t i = 0; i < connection.lanes.size(); ++i) {
+    const Status joined = connection.lanes[i]->qp->connect(setup->lanes[i]);
+    if (joined.ok()) continue;
+    log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", joined.error()}});
+    close(connection);
+    return false;
+  }
+  connection.greeted = true;
+  Link& link = *connection.link;
+  link.state = State::up;
+  link.failures = 0;
+  if (link.waits()) link.busy_from = now();
+  pump_later();
+  return true;
+}
+
+Status Verbs::add_lanes(Connection& connection, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Rail& rail = *rails_[i];
+    if (rail.free_blocks.empty()) return Error{Code::busy, 0, "too many queue pairs"};
+    auto lane = std::make_unique<Lane>();
+    lane->id = next_id_++;
+    lane->connection = &connection;
+    lane->rail = i;
+    Result<std::unique_ptr<VerbsQueuePair>> qp =
+        VerbsQueuePair::make(*rail.verbs, {lane->id, sends_max, receives_max, connection.dialled});
+    if (!qp) return qp.error();
+    lane->qp = *std::move(qp);
+    lane->block = rail.free_blocks.back();
+    rail.free_blocks.pop_back();
+    for (std::uint32_t unit = verbs_units_max; unit-- > 0;) lane->free_units.push_back(unit);
+    lanes_[lane->id] = lane.get();
+    connection.lanes.push_back(std::move(lane));
+    Lane& made = *connection.lanes.back();
+    for (std::uint32_t index = 0; index < receives_max; ++index) {
+      DI_TRY(made.qp->receive(post_id(Post::receive, index), message_place(made, index)));
+    }
+  }
+  return {};
+}
+
+void Verbs::drop_lane(Lane& lane) {
+  if (!lane.qp) return;
+  lane.qp.reset();
+  rails_[lane.rail]->free_blocks.push_back(lane.block);
+  lanes_.erase(lane.id);
+}
+
+VerbsSetup Verbs::setup_of(const Connection& connection) const {
+  VerbsSetup setup;
+  setup.peer = self_;
+  for (const std::unique_ptr<Lane>& lane : connection.lanes) setup.lanes.push_back(lane->qp->address());
+  if (!connection.dialled) return setup;
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    VerbsMemory memory{reinterpret_cast<std::uint64_t>(chunks_[i].at), chunks_[i].bytes, {}};
+    for (const std::unique_ptr<Lane>& lane : connection.lanes)
+      memory.keys.push_back(rails_[lane->rail]->keys[i].remote);
+    setup.memories.push_back(std::move(memory));
+  }
+  return setup;
+}
+
+}  // namespace di::transfer::verbs

@@ -1,0 +1,316 @@
+// Links to peers, and the operations that go over them.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "transfer/address.h"
+#include "transfer/verbs_state.h"
+
+namespace di::transfer::verbs {
+
+namespace {
+
+// As in transfer/mover.cpp.
+constexpr double rate_memory_s = 0.5;
+constexpr Duration rate_sample = milliseconds(5);
+
+}  // namespace
+
+Result<OpId> Verbs::submit(const Peer& to, bool write, TransferId transfer, const Place& place,
+                           MutableByteView local, Class cls) {
+  if (place.bytes == 0 || place.bytes != local.size()) {
+    return Error{Code::invalid, 0, "an operation of no or two sizes"};
+  }
+  if (!peers_.contains(to) && peers_.size() >= peers_max) {
+    std::erase_if(peers_, [](const auto& entry) { return entry.second.ops == 0; });
+    if (peers_.size() >= peers_max) return Error{Code::busy, 0, "too many peers"};
+  }
+  PeerState& peer = peers_[to];
+  if (peer.ops >= ops_max || (peer.ops > 0 && peer.queued_bytes + place.bytes > queue_bytes_max)) {
+    return Error{Code::busy, 0, "the peer's queue is full"};
+  }
+  Link* link = find_link(to);
+  if (link == nullptr) {
+    if (!make_room_for_link()) return Error{Code::busy, 0, "too many peers"};
+    link = &links_[to];
+    link->peer = to;
+    ring_.push_back(link);
+  }
+  ++peer.ops;
+  peer.queued_bytes += place.bytes;
+  const OpId id = next_op_++;
+  Op op;
+  op.peer = to;
+  op.write = write;
+  op.transfer = transfer;
+  op.place = place;
+  op.local = local.data();
+  op.cls = cls;
+  op.until = now() + options_.op_wait;
+  ops_.emplace(id, std::move(op));
+  link->wanted_at = now();
+  arm_sweep();
+  if (link->state != State::up && link->failures > 0) {
+    fail_op(id, Code::unreachable);
+    return id;
+  }
+  link->waiting[static_cast<std::size_t>(cls)].push_back(id);
+  if (link->state == State::idle) begin_dial(*link);
+  if (link->state == State::up) {
+    if (!link->busy_from) link->busy_from = now();
+    pump_later();
+  }
+  return id;
+}
+
+Link* Verbs::find_link(const Peer& peer) {
+  const auto at = links_.find(peer);
+  return at == links_.end() ? nullptr : &at->second;
+}
+
+void Verbs::remove_link(Link& link) {
+  DI_ASSERT(link.connection == nullptr && !link.waits());
+  std::erase(ring_, &link);
+  links_.erase(Peer(link.peer));
+}
+
+bool Verbs::make_room_for_link() {
+  if (links_.size() < peers_max) return true;
+  for (Link* link : ring_) {
+    if (link->connection != nullptr || link->waits() || link->state == State::asked) continue;
+    remove_link(*link);
+    return true;
+  }
+  return false;
+}
+
+void Verbs::begin_dial(Link& link) {
+  link.state = State::asked;
+  link.until = now() + options_.dial_wait;
+  arm_sweep();
+  later([this, peer = link.peer] {
+    const Link* asked = find_link(peer);
+    if (asked == nullptr || asked->state != State::asked) return;
+    if (events_.want_ticket) {
+      events_.want_ticket(peer);
+    } else {
+      ticket_refused(peer);
+    }
+  });
+}
+
+void Verbs::dial_failed(Link& link) {
+  ++counters_.dials_failed;
+  ++link.failures;
+  link.state = State::pause;
+  link.until = now() + dial_pause(link.failures, options_.dial_pause_min, options_.dial_pause_max);
+  arm_sweep();
+  if (Connection* connection = link.connection) {
+    link.connection = nullptr;
+    connection->link = nullptr;
+    close(*connection);
+  }
+  fail_ops(link, false);
+}
+
+void Verbs::ticket_refused(const Peer& peer) {
+  Link* link = find_link(peer);
+  if (link != nullptr && link->state == State::asked) dial_failed(*link);
+}
+
+void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& ticket) {
+  Link* link = find_link(peer);
+  if (link == nullptr || link->state != State::asked) return;  // the answer comes too late
+  ++counters_.dials;
+  Result<Fd> fd = ticket.seal ? Result<Fd>(Error{Code::unsupported, 0, "verbs cannot seal"}) : data_connect(endpoint);
+  if (!fd) {
+    log_write(LogLevel::debug, "fabric", "dial failed", {{"peer", peer.instance}, {"error", fd.error()}});
+    dial_failed(*link);
+    return;
+  }
+  Connection& connection = add_connection(*std::move(fd));
+  connection.dialled = true;
+  connection.connected = false;
+  connection.link = link;
+  connection.peer = peer;
+  link->connection = &connection;
+  link->ticket = ticket;
+  link->state = State::connecting;
+  arm(connection);
+}
+
+// The first thing that goes wrong with an operation; it ends when the device is through with it.
+void Verbs::fail_op(OpId id, Code code) {
+  Op& op = ops_.at(id);
+  if (op.ending) return;
+  if (Link* link = find_link(op.peer); link != nullptr && op.next < op.place.bytes) {
+    std::erase(link->waiting[static_cast<std::size_t>(op.cls)], id);
+  }
+  if (op.under_way == 0) {
+    finish_op(id, code);
+    return;
+  }
+  op.ending = code;
+  op.until = now() + options_.cancel_wait;
+  ++ending_;
+  arm_sweep();
+}
+
+// The one way in which an operation ends.  Afterwards its memory is in nobody's hands.
+void Verbs::finish_op(OpId id, Code code) {
+  const auto at = ops_.find(id);
+  DI_ASSERT(at != ops_.end() && at->second.under_way == 0);
+  if (at->second.ending) --ending_;
+  if (code == Code::cancelled) {
+    ++counters_.ops_cancelled;
+  } else if (code != Code::ok) {
+    ++counters_.ops_failed;
+  }
+  if (Link* link = find_link(at->second.peer); link != nullptr && link->busy_from) measure(*link, 0);
+  ++finishing_;
+  later([this, id, code, peer = at->second.peer, bytes = at->second.place.bytes] {
+    --finishing_;
+    const auto state = peers_.find(peer);
+    DI_ASSERT(state != peers_.end());
+    --state->second.ops;
+    state->second.queued_bytes -= bytes;
+    if (events_.done) events_.done(id, code);
+  });
+  ops_.erase(at);
+}
+
+void Verbs::fail_ops(const Link& link, bool begun_only) {
+  std::vector<OpId> ids;
+  for (const auto& [id, op] : ops_) {
+    if (op.peer == link.peer && (!begun_only || op.next > 0)) ids.push_back(id);
+  }
+  for (const OpId id : ids) {
+    const Op& op = ops_.at(id);
+    DI_ASSERT(op.under_way == 0);
+    if (op.ending) {
+      finish_op(id, *op.ending);
+    } else {
+      fail_op(id, Code::unreachable);
+    }
+  }
+}
+
+bool Verbs::may_send(const Link& link) const {
+  if (link.state != State::up) return false;
+  if (std::none_of(link.connection->lanes.begin(), link.connection->lanes.end(),
+                   [](const std::unique_ptr<Lane>& lane) { return lane->may_ask(); })) {
+    return false;
+  }
+  return link.under_way_bytes == 0 || link.under_way_bytes + options_.max_unit_bytes <= options_.window_bytes;
+}
+
+// Of the next unit; 0 when it needs to be copied and there is no room for that.
+std::uint64_t Verbs::unit_bytes(const Op& op) const {
+  const std::uint64_t bytes = std::min<std::uint64_t>(options_.max_unit_bytes, op.place.bytes - op.next);
+  const std::optional<Spot> spot = find_memory(op.local + op.next);
+  if (spot) return std::min(bytes, spot->left);
+  return free_bounce_.empty() ? 0 : bytes;
+}
+
+// Asks for one unit; false when none may go.
+bool Verbs::schedule() {
+  Budget::Heads heads{};
+  std::array<std::size_t, classes> from{};
+  for (std::size_t cls = 0; cls < classes; ++cls) {
+    for (std::size_t i = 0; i < ring_.size() && heads[cls].bytes == 0; ++i) {
+      const std::size_t at = (turn_[cls] + i) % ring_.size();
+      const Link& link = *ring_[at];
+      if (link.waiting[cls].empty() || link.state != State::up) continue;
+      heads[cls].backlog = true;
+      if (!may_send(link)) continue;
+      heads[cls].bytes = unit_bytes(ops_.at(link.waiting[cls].front()));
+      from[cls] = at;
+    }
+  }
+  const std::optional<Class> taken = budget_.take(heads, now());
+  if (!taken) return false;
+  const auto cls = static_cast<std::size_t>(*taken);
+  Link& link = *ring_[from[cls]];
+  turn_[cls] = from[cls] + 1;
+  const OpId id = link.waiting[cls].front();
+  const std::vector<std::unique_ptr<Lane>>& lanes = link.connection->lanes;
+  while (!lanes[link.next_lane % lanes.size()]->may_ask()) ++link.next_lane;
+  Lane& lane = *lanes[link.next_lane++ % lanes.size()];
+  ask(link, lane, id, static_cast<std::uint32_t>(heads[cls].bytes));
+  return true;
+}
+
+bool Verbs::ask(Link& link, Lane& lane, OpId id, std::uint32_t bytes) {
+  Op& op = ops_.at(id);
+  std::byte* local = op.local + op.next;
+  const std::uint32_t index = lane.free_units.back();
+  lane.free_units.pop_back();
+  Unit& unit = lane.units[index];
+  unit = {true, ++lane.serial * verbs_units_max + index, id, bytes, op.next, {}};
+  VerbsMessage message;
+  if (const std::optional<Spot> spot = find_memory(local)) {
+    message.memory = spot->chunk;
+    message.memory_offset = spot->offset;
+  } else {
+    unit.bounce = free_bounce_.back();
+    free_bounce_.pop_back();
+    message.memory = bounce_chunk_;
+    message.memory_offset = static_cast<std::uint64_t>(*unit.bounce) * options_.max_unit_bytes;
+    if (op.write) std::memcpy(bounce_.bytes().data() + message.memory_offset, local, bytes);
+  }
+  message.kind = op.write ? VerbsKind::write : VerbsKind::read;
+  message.tag = unit.tag;
+  message.transfer = op.transfer;
+  message.slot = op.place.slot;
+  message.offset = op.place.offset + op.next;
+  message.bytes = bytes;
+  if (link.under_way_bytes == 0) link.moved_at = now();
+  link.under_way_bytes += bytes;
+  ++op.under_way;
+  op.next += bytes;
+  if (op.next == op.place.bytes) link.waiting[static_cast<std::size_t>(op.cls)].pop_front();
+  ++lane.sends_out;
+  return posted(lane, lane.qp->send(post_id(Post::send, index), verbs_message_encode(message)));
+}
+
+void Verbs::pump() {
+  while (schedule()) {
+  }
+  const Instant ready = budget_.ready_at(now());
+  if (ready > now()) {
+    const bool waits = std::any_of(ring_.begin(), ring_.end(), [](const Link* link) {
+      return link->state == State::up && link->waits();
+    });
+    if (waits) budget_timer_.start_at(ready);
+  }
+}
+
+void Verbs::pump_later() {
+  if (std::exchange(pumping_, true)) return;
+  later([this] {
+    pumping_ = false;
+    pump();
+  });
+}
+
+void Verbs::measure(Link& link, std::uint64_t bytes) {
+  const Instant at = now();
+  if (link.busy_from) link.busy += at - std::min(at, *link.busy_from);
+  link.busy_from.reset();
+  if (link.state == State::up && (link.waits() || link.under_way_bytes > 0)) link.busy_from = at;
+  link.busy_bytes += bytes;
+  if (link.busy < rate_sample) return;
+  const double busy_s = static_cast<double>(link.busy.count()) * 1e-9;
+  const double rate = static_cast<double>(link.busy_bytes) / busy_s;
+  link.bytes_per_s = link.bytes_per_s == 0 ? rate
+                                           : link.bytes_per_s + (1 - std::exp(-busy_s / rate_memory_s)) *
+                                                                    (rate - link.bytes_per_s);
+  link.busy = Duration(0);
+  link.busy_bytes = 0;
+  if (const auto peer = peers_.find(link.peer); peer != peers_.end())
+    peer->second.bytes_per_s = link.bytes_per_s;
+}
+
+}  // namespace di::transfer::verbs
