@@ -42,6 +42,8 @@ PAGE_BYTES = 64 * 70272
 PAGES = 40  # four stripes
 STORES = 12
 UNIT = 1 << 20
+# Looking all the time would take one of few cores from what is measured; of a put this is a hundredth.
+LOOK_S = 0.002
 HOST = "di-kvd.host0"
 
 
@@ -113,12 +115,10 @@ def put(fleet, prompt):
     again = threading.Thread(target=ask_two, args=(fleet, prompt))
     begin = time.perf_counter()
     again.start()
-    while counted(fleet, "di_kv_writebacks_queued_total") < queued + PAGES:
-        pass
+    wait_for(lambda: counted(fleet, "di_kv_writebacks_queued_total") >= queued + PAGES, "its pages to be queued", every=LOOK_S)
     fleet.kill("di-prefill.0", signal.SIGSTOP)
     try:
-        while (pages := published(fleet) - before) < PAGES:
-            pass
+        pages = wait_for(lambda: (done := published(fleet) - before) >= PAGES and done, "its pages to be published", every=LOOK_S)
         took = time.perf_counter() - begin
     finally:
         fleet.kill("di-prefill.0", signal.SIGCONT)

@@ -29,7 +29,7 @@ SANITIZER = re.compile(r"(Thread|Address|Leak|UndefinedBehavior)Sanitizer|runtim
 PATIENCE = float(os.environ.get("DI_TEST_PATIENCE", "1"))
 
 
-def wait_for(condition, what, seconds=30.0):
+def wait_for(condition, what, seconds=30.0, every=0.02):
     """Polls until condition() is truthy and returns it; fails with the last value seen."""
     deadline = time.monotonic() + seconds * PATIENCE
     tick = threading.Event()
@@ -43,7 +43,7 @@ def wait_for(condition, what, seconds=30.0):
             last = error
         if time.monotonic() >= deadline:
             raise AssertionError(f"waited {seconds * PATIENCE:.0f} s for {what}; last seen: {last!r}")
-        tick.wait(0.02)
+        tick.wait(every)
 
 
 def running(pid):
