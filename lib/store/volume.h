@@ -1,9 +1,8 @@
 // store/volume.h: one volume: a preallocated file of segments of slots, found again after any crash.
 //
 // Owner: loop thread.  Nothing here blocks except format() and open(), which run before the loop: a put,
-// a read or a sync is begun here, its I/O is done elsewhere by the functions of store/io.h, and it is
-// ended here.  Bounds: slots of the volume; RAM is 24 bytes a slot of a bound segment and at most 12 in the
-// index for a live one.
+// a read or a sync is begun here, its I/O is done elsewhere (store/io.h), and it is ended here.  Bounds: slots of
+// the volume; RAM is 24 bytes a slot of a bound segment and at most 12 in the index for a live one.
 //
 // Commit rule: a live slot is never overwritten; header and payload go in one write to a free slot, and
 // every slot describes itself.  There is no journal.  The slot table is an accelerator, written behind.

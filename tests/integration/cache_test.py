@@ -15,6 +15,7 @@ from faults import engine_overrides  # noqa: E402
 from fleet import PATIENCE, SOURCE, SURE_HIT, Fleet, everybody_is_there, main, members, wait_for, words, write_backs_done  # noqa: E402
 from spread import GrowingFleet  # noqa: E402
 from stores import inventories_taken, nothing_is_wrong  # noqa: E402
+from volume import SUPERBLOCK  # noqa: E402
 
 
 # D03, D04: the prompt that was asked before, and once more when every process is another one.
@@ -174,12 +175,13 @@ def what_a_stores_write_budget_does_not_allow_stays_in_the_arena():
         for prompt, cold in zip(prompts, asked):
             hit = ask_hit(fleet, prompt, 0.9 * cold.usage["prompt_tokens"], max_tokens=2)
             assert hit.text == cold.text
-        # A restart gives no new day, and forgets nothing of what was written.
+        # A restart gives no new day, and forgets nothing of what was written but the page of the last superblock, which
+        # says what was written before it.  Whether it came before `row` was read depends on the machine.
         fleet.kill("di-kvd.store0", signal.SIGTERM)
         wait_for(lambda: not fleet.alive("di-kvd.store0"), "the end of di-kvd.store0")
         fleet.up()
         again = volume()
-        assert again["written_bytes"] >= row["written_bytes"] and again["budget_left_bytes"] < budget // 2, (row, again)
+        assert again["written_bytes"] >= row["written_bytes"] - SUPERBLOCK and again["budget_left_bytes"] < budget // 2, (row, again)
         fleet.await_idle(60)
 
 
