@@ -454,7 +454,7 @@ class Index final : private BlockMap::Keys {
   // The host with the fewest repairs; among equals they take turns.
   [[nodiscard]] std::optional<Holder> repair_host();
   [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
-  void end_repair(std::uint64_t id, std::span<const std::uint32_t> written, Instant now);
+  void end_repair(std::uint64_t id, std::span<const std::uint32_t> written, bool refused, Instant now);
 
   Options options_;
   Counters counters_;

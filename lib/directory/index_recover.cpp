@@ -432,10 +432,21 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
 void Index::repaired(const Holder& host, const wire::meta_repaired& message, Instant now) {
   const RepairQueue::Running* running = repairs_.running(message.stripe);
   if (running == nullptr || running->host != host) return;
-  end_repair(message.stripe, message.written, now);
+  std::vector<RepairQueue::Aim> failed;
+  for (const RepairQueue::Aim& aim : running->aims) {
+    if (std::find(message.written.begin(), message.written.end(), aim.column) == message.written.end())
+      failed.push_back(aim);
+  }
+  // As for a put: nobody else makes room, when nothing is put.  Which of several was refused is not said.
+  const bool no_room = message.code == wire_code(Code::no_space);
+  for (const RepairQueue::Aim& aim : failed) {
+    if (no_room && stores_[aim.target.store].up) make_room(aim.target.store, aim.bytes, now);
+  }
+  end_repair(message.stripe, message.written, no_room && failed.size() == 1, now);
 }
 
-void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written, Instant now) {
+// `refused`: of what is not written nothing can have been.
+void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written, bool refused, Instant now) {
   const std::uint32_t slot = stripes_.find(id);
   const auto is_written = [&](std::uint32_t column) {
     return std::find(written.begin(), written.end(), column) != written.end();
@@ -456,6 +467,7 @@ void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written,
   std::vector<Gone> gone;
   for (const RepairQueue::Aim& aim : ended.aims) {
     remove_bytes(aim.target, aim.bytes);
+    if (refused && !is_written(aim.column)) continue;
     if (slot == none || !is_written(aim.column)) {
       // Whatever came of it; it may still be being written.
       gone.push_back({aim.target.store, aim.column, aim.bytes,
@@ -473,6 +485,7 @@ void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written,
       gone.push_back({old.store, old.column, aim.bytes, now});
     }
     ++counters_.columns_repaired;
+    stores_[aim.target.store].evict_part = evict_store_part;
     column_add(slot, {aim.target.store, aim.target.volume, aim.column, stores_[aim.target.store].inventory});
   }
   for (const Gone& each : gone) {

@@ -313,7 +313,9 @@ class World {
       Store& store = stores_.at(column.instance);
       const bool there = store.disk.contains({answer.stripe, column.column});
       if (!store.up || there || rng_.chance(0.1)) {
-        answer.code = static_cast<std::uint16_t>(Code::io);
+        // One without room has written nothing.
+        const bool full = !there && repair.message.targets.size() == 1 && rng_.chance(0.5);
+        answer.code = static_cast<std::uint16_t>(full ? Code::no_space : Code::io);
         continue;
       }
       store.disk[{answer.stripe, column.column}] = {answer.stripe,

@@ -690,6 +690,34 @@ TEST_F(StripeTest, StoreThatLeavesIsEmptied) {
   for (const wire::Column& column : later.columns) EXPECT_NE(number_of(column), leaving);
 }
 
+// As a cache's stores are, of one that has room the classes may be taken; and nobody puts anything meanwhile.
+TEST_F(StripeTest, RoomForWhatAStoreThatLeavesHasIsMadeOnTheFullOnes) {
+  start(3, {.placement = {{1, 0}, false}});
+  for (int chain = 1; chain <= 60; ++chain) put(chain, 0, 1);
+  const int leaving = 0;
+  const std::size_t had = disks[store(leaving).instance].size();
+  std::map<std::string, std::size_t> places;
+  for (const int n : {1, 2}) places[store(n).instance] = disks[store(n).instance].size();
+  ASSERT_TRUE(had > 0);
+  ASSERT_TRUE(index->store_leaves(store(leaving).instance, true, at_s(2)));
+  for (int s = 2; s < 400; ++s) {
+    for (const Index::Repair& repair : index->repairs(at_s(s))) {
+      const std::string& to = repair.message.targets.at(0).instance;
+      if (disks[to].size() < places.at(to)) {
+        finish(repair, s);
+      } else {
+        const std::size_t before = index->stripes() + index->pending_frees();
+        index->repaired(repair.host, {repair.message.stripe.stripe, code_of(Code::no_space), {}}, at_s(s));
+        EXPECT_EQ(index->stripes() + index->pending_frees(), before);  // what goes, and nothing that was not written
+      }
+    }
+    step(s);
+  }
+  EXPECT_TRUE(disks[store(leaving).instance].empty());
+  EXPECT_EQ(index->stripes(), disks[store(1).instance].size() + disks[store(2).instance].size());
+  EXPECT_GT(index->stripes(), 60U - 2 * had);
+}
+
 TEST_F(StripeTest, WhatWasBeingWrittenWhenAStoreWasToldToLeaveGoesToo) {
   start(7, {.placement = {{4, 2}, false}});
   const auto offered = pages(1, 0, 4);
