@@ -442,6 +442,8 @@ class Index final : private BlockMap::Keys {
   // True when the shard may be freed.
   [[nodiscard]] bool adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant now);
   void settle_adoptions(Instant now);
+  // True when every column is there: none is awaited any more.
+  bool adopted_whole(std::uint32_t slot);
   // The store is not being asked any more, nor again before it has told what it holds.
   void end_reconcile(std::uint32_t number);
   // It has told all that it holds.

@@ -91,14 +91,18 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
   }
   if (!store.adopts) ++counters_.reconciled_back;
   column_add(slot, found);
-  if (stripe.columns().size() == stripe.form().columns_stored()) {
-    if (const auto since = adopting_since_.find(shard.stripe); since != adopting_since_.end()) {
-      adopting_.erase({since->second, shard.stripe});
-      adopting_since_.erase(since);
-    }
-    repairs_.drop(shard.stripe);
-  }
+  if (adopted_whole(slot)) repairs_.drop(shard.stripe);
   return false;
+}
+
+bool Index::adopted_whole(std::uint32_t slot) {
+  const Stripe& stripe = stripes_.at(slot);
+  if (stripe.columns().size() != stripe.form().columns_stored()) return false;
+  if (const auto since = adopting_since_.find(stripe.id()); since != adopting_since_.end()) {
+    adopting_.erase({since->second, stripe.id()});
+    adopting_since_.erase(since);
+  }
+  return true;
 }
 
 std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
@@ -494,7 +498,9 @@ void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written,
     if (known != nullptr && known->store == each.store) continue;
     free_column(each.store, id, each.column, each.bytes, each.at);
   }
-  if (slot != none && !repairs_.has(id)) consider_repair(slot, now);
+  if (slot == none) return;
+  adopted_whole(slot);  // it may have gone meanwhile, and come back with a store
+  if (!repairs_.has(id)) consider_repair(slot, now);
 }
 
 }  // namespace di::directory

@@ -1,5 +1,5 @@
 // The index with 2+1 and 4+2 against the disks: hosts that write, degrade, abandon and repair; stores that
-// die, lose columns, find second copies; restarts of the directory.  All from one seed.  After each step what
+// die, are given up, lose columns, find second copies; restarts of the directory.  All from one seed.  After each step what
 // the directory plans is looked for on the disks, and at the end every stripe is whole and nothing else is
 // there.  Of three tenants one may have all, one is refused above its quota, and of one the oldest goes.
 #include <gtest/gtest.h>
@@ -233,6 +233,10 @@ class World {
     if (!store.up) return returns(at->first);
     index_->lost({at->first, store.generation}, now_);
     store.up = false;
+    // The operator gives it up, and is wrong.
+    if (rng_.chance(0.1)) {
+      ASSERT_TRUE(index_->store_gone(at->first, now_));
+    }
     if (store.disk.empty()) return;
     if (rng_.chance(0.3)) store.disk.erase(pick(store.disk));  // a slot is damaged
     if (rng_.chance(0.2)) {                                    // a column that was somewhere else once
