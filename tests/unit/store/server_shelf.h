@@ -104,27 +104,28 @@ struct ServerTest : testing::Test {
   }
   // The disk survives the server, as a file does.
   struct Borrowed final : Disk {
-    Borrowed(Disk& to, const std::function<void()>& hook, const std::optional<std::uint64_t>& end)
-        : disk(to), before_read(hook), cut_at(end) {}
+    Borrowed(Disk& to, const ServerTest& test) : disk(to), world(test) {}
     [[nodiscard]] std::uint64_t bytes() const override { return disk.bytes(); }
-    [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return cut_at.value_or(disk.bytes()); }
+    [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return world.cut_at.value_or(disk.bytes()); }
     Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
-      if (before_read) before_read();
+      if (world.before_read) world.before_read();
       return disk.read_pieces(offset, to);
     }
     Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
       return disk.write_pieces(offset, from);
     }
-    Status flush() override { return disk.flush(); }
+    Status flush() override {
+      if (world.before_flush) world.before_flush();
+      return disk.flush();
+    }
     Disk& disk;
-    const std::function<void()>& before_read;
-    const std::optional<std::uint64_t>& cut_at;
+    const ServerTest& world;
   };
   Mount::Backing backing_of(MemoryDisk& memory, std::size_t number,
                             std::shared_ptr<DiskFigures> figures = {}) {
     Mount::Backing backing;
     backing.path = "volume" + std::to_string(number);
-    auto borrowed = std::make_unique<Borrowed>(memory, before_read, cut_at);
+    auto borrowed = std::make_unique<Borrowed>(memory, *this);
     auto volume = Volume::open(memory);
     if (!volume && may_be_refused) {
       backing.refused = volume.error();
@@ -379,7 +380,8 @@ struct ServerTest : testing::Test {
   std::unique_ptr<transfer::ShmServer> arena_socket;
   std::function<void()> mid_segment;
   std::optional<std::uint64_t> cut_at;  // where every disk ends now
-  std::function<void()> before_read;  // on the disk's threads; set while nothing reads
+  std::function<void()> before_read;   // on the disk's threads; set while nothing reads
+  std::function<void()> before_flush;  // the same; set while nothing is flushed
   std::function<void(std::function<void()>)> put_written;
   std::vector<wire::Envelope> sent;
   std::unique_ptr<NearFabric> fabric;
