@@ -216,6 +216,8 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_read_failed_total", failed, c.columns_corrupt, {{"code", "corrupt"}});
   counter("di_meta_read_failed_total", failed, c.columns_not_found, {{"code", "not_found"}});
   counter("di_meta_read_failed_total", failed, c.columns_io, {{"code", "io"}});
+  counter("di_meta_read_failed_late_total", "Reports of columns that are not where they were read any more",
+          c.reports_late);
   counter("di_meta_columns_passed_over_total", "Columns that went elsewhere because their store is new",
           index.placements().passed_over());
   counter("di_meta_reconciles_total", "Stores that were asked again what they hold", c.reconciles);

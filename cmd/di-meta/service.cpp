@@ -303,8 +303,10 @@ void Service::set_handlers() {
                  {{"page", message.page},
                   {"column", message.column},
                   {"code", code_name(static_cast<Code>(message.code))},
+                  {"store", message.instance},
+                  {"volume", message.volume},
                   {"host", from->instance}});
-        index_.read_failed(*from, message, now());
+        index_.read_failed(message, now());
       });
 }
 

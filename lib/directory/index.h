@@ -173,6 +173,7 @@ class Index final : private BlockMap::Keys {
     std::uint64_t columns_corrupt = 0;
     std::uint64_t columns_not_found = 0;
     std::uint64_t columns_io = 0;
+    std::uint64_t reports_late = 0;  // of a column that is not where it was read any more
     std::uint64_t columns_repaired = 0;
     std::uint64_t repairs_started = 0;
     std::uint64_t repairs_failed = 0;
@@ -247,8 +248,8 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] std::optional<wire::meta_inventory_ack> inventory(const Holder& store,
                                                                   const wire::meta_inventory& message,
                                                                   Instant now);
-  // `from`: a host that was to read it, or the store that has it.
-  void read_failed(const Holder& from, const wire::meta_read_failed& message, Instant now);
+  // Nothing when the column is not where it was read any more.
+  void read_failed(const wire::meta_read_failed& message, Instant now);
   void repaired(const Holder& host, const wire::meta_repaired& message, Instant now);
   // The placements are made anew; nothing moves.
   void rebalance() { placements_.rebuild(); }

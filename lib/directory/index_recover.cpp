@@ -225,16 +225,16 @@ void Index::settle_adoptions(Instant now) {
   }
 }
 
-void Index::read_failed(const Holder& from, const wire::meta_read_failed& message, Instant now) {
+void Index::read_failed(const wire::meta_read_failed& message, Instant now) {
   const std::uint64_t id = stripe_of(message.page);
   const std::uint32_t slot = stripes_.find(id);
-  if (slot == none) return;
-  const StripeColumn* found = stripes_.at(slot).column(message.column);
-  if (found == nullptr) return;
-  // A store speaks of its own; one that was made anew elsewhere meanwhile is another.
-  if (const auto at = store_numbers_.find(from.instance);
-      at != store_numbers_.end() && at->second != found->store)
+  const StripeColumn* found = slot == none ? nullptr : stripes_.at(slot).column(message.column);
+  // It was reported before, made anew elsewhere, or its store has told since then what it holds.
+  if (found == nullptr || stores_[found->store].instance != message.instance ||
+      stores_[found->store].generation != message.generation || found->volume != message.volume) {
+    ++counters_.reports_late;
     return;
+  }
   if (message.code == wire_code(Code::corrupt)) {
     ++counters_.columns_corrupt;
   } else if (message.code == wire_code(Code::not_found)) {

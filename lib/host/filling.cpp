@@ -190,6 +190,7 @@ void Fillings::start_read(std::uint32_t slot, std::uint32_t part, Reads::Want wa
     if (filling.stripe && filling.stripe->shape.parity_columns() > 0)
       read.late_after = hedge_.late_after(column_bytes(filling, read, blocks), filling.stripe->sources);
   }
+  read.source = {want.source, want.message.volume};
   read.transfer = reads_.start(want);
   by_transfer_.emplace(read.transfer, PartName{slot, part});
 }
@@ -204,7 +205,7 @@ std::uint64_t Fillings::column_bytes(const Filling& filling, const Part& part, s
 
 std::vector<Rebuilds::Part> Fillings::parts_of(const Filling& filling) {
   std::vector<Rebuilds::Part> parts;
-  for (const Part& part : filling.parts) parts.push_back({part.groups, part.missing, part.skipped});
+  for (const Part& part : filling.parts) parts.push_back({part.groups, part.missing, part.skipped, part.source});
   return parts;
 }
 
@@ -237,7 +238,7 @@ void Fillings::read_progress(const Reads::Progress& progress, const Now& now) {
   if (progress.code != Code::ok) {
     by_transfer_.erase(named);
     part.transfer = 0;
-    if (!filling.arena) reads_.report(filling.page, part.column, progress.code);
+    if (!filling.arena) reads_.report(filling.page, part.column, part.source, progress.code);
     return part_lost(slot, number, lost_of(progress.code), now);
   }
   part.groups = progress.groups;
@@ -279,7 +280,7 @@ void Fillings::verify(std::uint32_t slot, const Now& now) {
     if (found == fillings_.end()) return;
     Part& part = found->second.parts[i];
     ++counters_.columns_corrupt;
-    if (!found->second.arena) reads_.report(found->second.page, part.column, Code::corrupt);
+    if (!found->second.arena) reads_.report(found->second.page, part.column, part.source, Code::corrupt);
     give_up_read(part);
     part_lost(slot, i, Lost::checksum, now);
   }

@@ -126,6 +126,7 @@ class Fillings {
   struct Part {
     std::uint64_t transfer = 0;  // 0: no read (any more)
     std::uint16_t column = 0;
+    Reads::Source source;  // once it is read from a store
     std::uint32_t groups = 0;  // that came
     bool missing = false;
     bool skipped = false;  // missing because its store is slow

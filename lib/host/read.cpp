@@ -62,11 +62,13 @@ void Reads::give_up(std::uint64_t transfer) {
   }
 }
 
-void Reads::report(std::uint64_t page, std::uint16_t column, Code code) {
+void Reads::report(std::uint64_t page, std::uint16_t column, const Source& source, Code code) {
   if (code != Code::corrupt && code != Code::not_found && code != Code::io) return;
   if (const std::optional<Peer> meta = peers_.meta_up()) {
     out_.push_back(wire::Envelope::make(meta->instance, meta->generation, {},
-                                        wire::meta_read_failed{page, column, static_cast<std::uint16_t>(code)}));
+                                        wire::meta_read_failed{page, column, static_cast<std::uint16_t>(code),
+                                                               source.store.instance, source.store.generation,
+                                                               source.volume}));
   }
 }
 

@@ -86,8 +86,13 @@ class Reads {
   void take(std::uint64_t transfer);
   // Not wanted any more, or wrong; nothing for one that has ended.
   void give_up(std::uint64_t transfer);
-  // Tells di-meta what is wrong with a column.
-  void report(std::uint64_t page, std::uint16_t column, Code code);
+  // Where a column was read.
+  struct Source {
+    Peer store;
+    std::uint16_t volume = 0;
+  };
+  // Tells di-meta what is wrong with a column there.
+  void report(std::uint64_t page, std::uint16_t column, const Source& source, Code code);
 
   void read_done(const Peer& source, const wire::kv_read_done& done, const Now& now);
   void read_cancelled(const Peer& source, const wire::kv_read_cancelled& cancelled);

@@ -336,7 +336,7 @@ bool Rebuilds::read_column(Id id, Rebuild& rebuild, const wire::Column& column) 
   want.message.slot = pages_.ref({rebuild.rooms.at(name), 0, blocks, 0});
   want.message.priority = rebuild.priority;
   const std::uint64_t transfer = reads_.start(want);
-  rebuild.columns[column.column] = {transfer, 0};
+  rebuild.columns[column.column] = {transfer, 0, {want.source, column.volume}};
   by_transfer_.emplace(transfer, std::pair{id, column.column});
   ++counters_.scratch_reads;
   return true;
@@ -397,14 +397,16 @@ void Rebuilds::column_bad(Rebuild& rebuild, std::uint16_t column, Code code) {
       by_transfer_.erase(scratch->second.transfer);
       reads_.give_up(scratch->second.transfer);
     }
+    const Reads::Source source = scratch->second.source;
     rebuild.columns.erase(scratch);
     rebuild.unusable.insert(column);
-    return reads_.report(rebuild.plan->page_id(column), column, code);
+    return reads_.report(rebuild.plan->page_id(column), column, source, code);
   }
   for (auto& [slot, target] : rebuild.targets) {
     if (!target.index || shape.is_parity(column) || *target.index != shape.page_of(column)) continue;
-    target.parts[shape.part_of(column)].missing = true;
-    return reads_.report(rebuild.plan->page_id(column), column, code);
+    Part& part = target.parts[shape.part_of(column)];
+    part.missing = true;
+    return reads_.report(rebuild.plan->page_id(column), column, part.source, code);
   }
   // A page of the arena: whatever it is, it is not what the plan says.
   rebuild.unusable.insert(column);

@@ -98,6 +98,7 @@ class Rebuilds {
     std::uint32_t groups = 0;  // that came
     bool missing = false;
     bool skipped = false;  // missing, but it could be read
+    Reads::Source source{};
   };
 
   Rebuilds(const Limits& limits, Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads, Leases& leases,
@@ -153,6 +154,7 @@ class Rebuilds {
   struct Column {
     std::uint64_t transfer = 0;  // 0: all there
     std::uint32_t groups = 0;
+    Reads::Source source;
   };
   struct Rebuild {
     StripeRef plan;

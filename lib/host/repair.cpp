@@ -97,6 +97,7 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
     want.message.page_blocks = pages_.at(target.slot).blocks;
     want.message.slot = pages_.ref({target.slot, 0, want.message.page_blocks, 0});
     want.message.priority = 2;
+    target.source = {want.source, source->volume};
     target.read = reads_.start(want);
     by_transfer_.emplace(target.read, std::pair{number, column});
   }
@@ -133,7 +134,7 @@ void Repairs::read_progress(const Reads::Progress& progress) {
       reads_.give_up(progress.transfer);
       code = Code::corrupt;
     }
-    reads_.report(repair.plan->page_id(column), column, code);
+    reads_.report(repair.plan->page_id(column), column, target.source, code);
   }
   go_on(found);
 }

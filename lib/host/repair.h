@@ -81,6 +81,7 @@ class Repairs {
     std::uint16_t volume = 0;
     std::uint32_t slot = 0;
     std::uint64_t read = 0;      // the transfer that brings it; 0: none does
+    Reads::Source source;        // of that
     bool copied = false;         // it is in its slot
     Peer store;                  // once it is asked
     std::uint64_t transfer = 0;  // exposed to a store on another machine

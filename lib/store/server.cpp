@@ -32,8 +32,10 @@ Server::Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::
       volumes_send();
       if (hooks_.volumes_changed) hooks_.volumes_changed();
     };
-    of_mount.bad = [this](std::uint64_t stripe, std::uint16_t column, Code code) {
-      if (meta_) send(*meta_, wire::meta_read_failed{stripe << 8, column, static_cast<std::uint16_t>(code)});
+    of_mount.bad = [this, number](std::uint64_t stripe, std::uint16_t column, Code code) {
+      if (!meta_) return;
+      send(*meta_, wire::meta_read_failed{stripe << 8, column, static_cast<std::uint16_t>(code),
+                                          options_.self.instance, options_.self.generation, number});
     };
     of_mount.dropped = [this](std::uint32_t columns) { counters_.columns_dropped += columns; };
     of_mount.looked = [this] {

@@ -130,7 +130,7 @@ void MetaNode::on_message(const wire::Envelope& message) {
       index_.repaired(holder, *message.as<wire::meta_repaired>(), now);
       break;
     case wire::meta_read_failed::number:
-      index_.read_failed(holder, *message.as<wire::meta_read_failed>(), now);
+      index_.read_failed(*message.as<wire::meta_read_failed>(), now);
       break;
     default:
       world_.fail("di-meta got " + std::string(wire::message_name(message.number)));

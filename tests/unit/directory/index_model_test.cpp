@@ -379,8 +379,8 @@ class World {
     if (committed_.empty()) return;
     const auto at = pick(committed_);
     const bool corrupt = rng_.chance(0.5);
-    index_->read_failed({at->second.store, stores_.at(at->second.store).generation},
-                        {at->first << 8, 0, static_cast<std::uint16_t>(corrupt ? Code::corrupt : Code::io)},
+    index_->read_failed({at->first << 8, 0, static_cast<std::uint16_t>(corrupt ? Code::corrupt : Code::io),
+                         at->second.store, stores_.at(at->second.store).generation, 0},
                         now_);
     if (!corrupt) return;
     stores_.at(at->second.store).doomed.insert(at->first);

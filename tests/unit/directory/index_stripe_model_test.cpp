@@ -136,6 +136,7 @@ class World {
     std::map<ColumnId, wire::ShardRecord> disk;
   };
   std::deque<Index::Question> questions_;
+  std::vector<wire::meta_read_failed> late_reports_;
   struct Put {
     std::string host;
     std::uint32_t generation = 0;
@@ -294,6 +295,7 @@ class World {
     }
   }
   void failed_read() {
+    if (!late_reports_.empty() && rng_.chance(0.3)) return late_report();
     const auto rows = index_->pages_after(0, 100000);
     if (rows.empty()) return;
     const Index::PageRow& row = rows[rng_.below(rows.size())];
@@ -301,11 +303,29 @@ class World {
     for (auto& [name, store] : stores_) {
       for (const auto& [column, shard] : store.disk) {
         if (column.first != id || !store.up || !rng_.chance(0.5)) continue;
-        index_->read_failed({name, store.generation},
-                            {row.page, column.second, static_cast<std::uint16_t>(Code::corrupt)}, now_);
+        const wire::meta_read_failed report{row.page, column.second, static_cast<std::uint16_t>(Code::corrupt),
+                                            name, store.generation, shard.volume};
+        index_->read_failed(report, now_);
+        if (rng_.chance(0.5)) late_reports_.push_back(report);  // of a second reader
         return;
       }
     }
+  }
+  // Only what is still where it was read may go.
+  void late_report() {
+    const std::size_t at = rng_.below(late_reports_.size());
+    const wire::meta_read_failed report = late_reports_[at];
+    late_reports_.erase(late_reports_.begin() + static_cast<std::ptrdiff_t>(at));
+    const std::uint64_t id = report.page >> 8;
+    const auto before = columns_known(id);
+    index_->read_failed(report, now_);
+    const auto after = columns_known(id);
+    if (after == before) return;
+    const wire::Column column{report.instance, report.volume, report.column};
+    ASSERT_EQ(std::count(before.begin(), before.end(), column), 1) << "another column of " << id << " went";
+    ASSERT_EQ(stores_.at(column.instance).generation, report.generation);
+    // Or all of them, when it was one too many.
+    ASSERT_TRUE(after.empty() || after.size() + 1 == before.size());
   }
   void end_repair() {
     if (running_.empty()) return;
@@ -534,6 +554,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
     sum.stripes_lost += seen.stripes_lost;
     sum.columns_duplicate += seen.columns_duplicate;
     sum.columns_corrupt += seen.columns_corrupt;
+    sum.reports_late += seen.reports_late;
     sum.columns_repaired += seen.columns_repaired;
     sum.repairs_failed += seen.repairs_failed;
     sum.repairs_unneeded += seen.repairs_unneeded;
@@ -548,6 +569,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   for (const std::uint64_t count :
        {sum.puts_committed, sum.puts_degraded, sum.puts_no_space, sum.stripes_adopted, sum.stripes_incomplete,
         sum.stripes_missing, sum.stripes_lost, sum.columns_duplicate, sum.columns_corrupt,
+        sum.reports_late,
          sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded, sum.reconciles,
          sum.reconciled_missing, sum.reconciled_unknown, refused, evicted}) {
     EXPECT_GT(count, 3U);

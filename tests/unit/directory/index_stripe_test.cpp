@@ -121,6 +121,11 @@ class StripeTest : public testing::Test {
       }
     }
   }
+  // Somebody read it there and it was not what it should be.
+  void failed(std::uint64_t stripe, const wire::Column& column, Code code, int s, std::uint32_t generation = 1) {
+    index->read_failed({stripe << 8, column.column, code_of(code), column.instance, generation, column.volume},
+                       at_s(s));
+  }
   // As a host does: writes the targets and answers.
   void finish(const Index::Repair& repair, int s) {
     wire::meta_repaired answer{repair.message.stripe.stripe, 0, {}};
@@ -319,7 +324,7 @@ TEST_F(StripeTest, MalformedRunsAreInvalid) {
 TEST_F(StripeTest, CorruptColumnIsFreedAndMadeAnew) {
   start(7, {.placement = {{4, 2}, false}});
   const auto opened = put(1, 0, 4);
-  index->read_failed(host0, {(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
+  failed(opened.stripe, opened.columns[2], Code::corrupt, 2);
   EXPECT_EQ(hit(1, 8), 8U);
   // Six others hold the rest or nothing; the one that still has to free it is no target.
   auto repairs = index->repairs(at_s(2));
@@ -338,23 +343,45 @@ TEST_F(StripeTest, CorruptColumnIsFreedAndMadeAnew) {
 TEST_F(StripeTest, AReportOfTheColumnThatWasThereBeforeChangesNothing) {
   start(7, {.placement = {{4, 2}, false}});
   const auto opened = put(1, 0, 4);
-  const wire::meta_read_failed report{(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)};
-  const Holder reporter = store(number_of(opened.columns[2]));
-  index->read_failed(reporter, report, at_s(2));
+  failed(opened.stripe, opened.columns[2], Code::corrupt, 2);
   auto repairs = index->repairs(at_s(2));
   ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(index->counters().reports_late, 0U);
+  failed(opened.stripe, opened.columns[2], Code::corrupt, 2);  // by another reader
   finish(repairs[0], 2);
-  index->read_failed(reporter, report, at_s(2));
+  failed(opened.stripe, opened.columns[2], Code::corrupt, 2);
+  // The store was asked after the column was freed there.
+  failed(opened.stripe, opened.columns[2], Code::not_found, 2);
   EXPECT_TRUE(index->repairs(at_s(3)).empty());
   EXPECT_EQ(index->counters().columns_corrupt, 1U);
+  EXPECT_EQ(index->counters().columns_not_found, 0U);
+  EXPECT_EQ(index->counters().reports_late, 3U);
   const auto columns = plan(1, 0, 8).stripes[0].columns;
   EXPECT_EQ(columns.size(), 6U);
   EXPECT_NE(std::find(columns.begin(), columns.end(), repairs[0].message.targets[0]), columns.end());
 }
 
+TEST_F(StripeTest, AReportFromBeforeTheStoreToldAgainWhatItHoldsChangesNothing) {
+  const auto opened = put(1, 0, 4);
+  const wire::Column& column = opened.columns[2];
+  index->lost(store(number_of(column)), at_s(2));
+  // Before it is back it is still the one that was read.
+  failed(opened.stripe, opened.columns[2], Code::io, 2);
+  EXPECT_EQ(index->counters().columns_io, 1U);
+  comes(number_of(column), 3, 2);
+  failed(opened.stripe, column, Code::not_found, 3);
+  wire::Column volume = column;
+  volume.volume = 1;
+  failed(opened.stripe, volume, Code::not_found, 3, 2);
+  EXPECT_EQ(index->counters().reports_late, 2U);
+  EXPECT_EQ(plan(1, 0, 8).stripes[0].columns, opened.columns);
+  failed(opened.stripe, column, Code::not_found, 3, 2);
+  EXPECT_EQ(plan(1, 0, 8).stripes[0].columns.size(), 5U);
+}
+
 TEST_F(StripeTest, RepairOntoTheSameNodeWaitsForItsFree) {
   const auto opened = put(1, 0, 4);
-  index->read_failed(host0, {(opened.stripe << 8) | 2, 2, code_of(Code::corrupt)}, at_s(2));
+  failed(opened.stripe, opened.columns[2], Code::corrupt, 2);
   EXPECT_TRUE(index->repairs(at_s(2)).empty());  // six nodes for six columns
   step(2);
   const auto repairs = index->repairs(at_s(4));
@@ -367,7 +394,7 @@ TEST_F(StripeTest, RepairOntoTheSameNodeWaitsForItsFree) {
 TEST_F(StripeTest, TooManyLostColumnsEndTheStripe) {
   const auto opened = put(1, 0, 4);
   for (const std::uint16_t column : std::vector<std::uint16_t>{0, 3, 4}) {
-    index->read_failed(host0, {opened.stripe << 8, column, code_of(Code::corrupt)}, at_s(2));
+    failed(opened.stripe, opened.columns[column], Code::corrupt, 2);
   }
   EXPECT_EQ(index->stripes(), 0U);
   EXPECT_EQ(index->counters().stripes_lost, 1U);
@@ -490,7 +517,7 @@ TEST_F(StripeTest, StoreThatIsGivenUpTakesAlongWhatHasTooLittleElsewhereUntilItC
   const auto opened = put(1, 0, 4);
   // Somebody reads of it: what is to be freed waits for that, also of a store that is given up meanwhile.
   ASSERT_FALSE(plan(1, 0, 8).stripes.empty());
-  index->read_failed(host1, {opened.stripe << 8, 0, code_of(Code::corrupt)}, at_s(1));
+  failed(opened.stripe, opened.columns[0], Code::corrupt, 1);
   step(1);
   EXPECT_EQ(index->pending_frees(), 1U);
   std::uint64_t stripes = 0;
@@ -563,9 +590,9 @@ TEST_F(StripeTest, WorstStripesFirstThenThoseInUse) {
   const auto hot = put(2, 0, 4, 300);
   const auto worst = put(3, 0, 4, 1);
   for (const auto* opened : {&cold, &hot, &worst}) {
-    index->read_failed(host0, {opened->stripe << 8, 0, code_of(Code::not_found)}, at_s(301));
+    failed(opened->stripe, opened->columns[0], Code::not_found, 301);
   }
-  index->read_failed(host0, {worst.stripe << 8, 1, code_of(Code::not_found)}, at_s(301));
+  failed(worst.stripe, worst.columns[1], Code::not_found, 301);
   std::vector<std::uint64_t> order;
   for (int s = 302; s < 305; ++s) {  // the budget lets one start at a time
     for (const Index::Repair& repair : index->repairs(at_s(s))) order.push_back(repair.message.stripe.stripe);
@@ -864,7 +891,7 @@ TEST_F(StripeTest, SeveralColumnsOnANodeOfALaboratory) {
   ASSERT_NE(both, on.end());
   const auto damaged = std::find_if(opened.columns.begin(), opened.columns.end(),
                                     [&](const auto& c) { return c.instance == both->first; });
-  index->read_failed(host0, {opened.stripe << 8, damaged->column, code_of(Code::corrupt)}, at_s(2));
+  failed(opened.stripe, *damaged, Code::corrupt, 2);
   step(2);
   EXPECT_EQ(disks[both->first].size(), 1U);
   EXPECT_EQ(hit(1, 4), 4U);
@@ -1180,7 +1207,7 @@ TEST_F(ReconcileTest, AColumnThatWasThoughtToBeLostIsBack) {
   const auto opened = put(1, 0, 4);
   const wire::Column column = opened.columns[2];
   const auto kept = disks[column.instance].at({opened.stripe, column.column});
-  index->read_failed(host0, {opened.stripe << 8, column.column, code_of(Code::not_found)}, at_s(2));
+  failed(opened.stripe, column, Code::not_found, 2);
   step(2);
   disks[column.instance][{opened.stripe, column.column}] = kept;
   EXPECT_EQ(index->repair_queue().waiting(), 1U);

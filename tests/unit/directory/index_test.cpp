@@ -77,6 +77,10 @@ class IndexTest : public testing::Test {
     return opened.stripe;
   }
   static std::uint16_t code(Code c) { return static_cast<std::uint16_t>(c); }
+  // A host read the only column there, and it was not what it should be.
+  void failed(std::uint64_t stripe, std::uint16_t column, Code c, int s) {
+    index->read_failed({stripe << 8, column, code(c), store0.instance, store0.generation, 0}, at_s(s));
+  }
 
   std::optional<Index> index;
 };
@@ -179,7 +183,7 @@ TEST_F(IndexTest, FirstCommittedPageOwnsItsKeys) {
   EXPECT_EQ(planned.pages[1].first, 1U);
   EXPECT_EQ(planned.pages[1].count, 2U);
   // When the first goes, the second one's copy of block 1 serves.
-  index->read_failed(host0, {a << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(a, 0, Code::corrupt, 2);
   EXPECT_EQ(hit(1, 4), 0U);
   EXPECT_EQ(plan(1, 1, 3).pages.at(0).first, 0U);
 }
@@ -451,11 +455,11 @@ TEST_F(IndexTest, FailedColumnsAreNotOfferedAgain) {
   const std::uint64_t a = put(1, 0, 2);
   const std::uint64_t b = put(2, 0, 2);
   const std::uint64_t c = put(3, 0, 2);
-  index->read_failed(host0, {a << 8, 0, code(Code::corrupt)}, at_s(2));
-  index->read_failed(host0, {b << 8, 0, code(Code::not_found)}, at_s(2));
-  index->read_failed(host0, {c << 8, 0, code(Code::io)}, at_s(2));
-  index->read_failed(host0, {c << 8, 5, code(Code::corrupt)}, at_s(2));  // no such column
-  index->read_failed(host0, {99 << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(a, 0, Code::corrupt, 2);
+  failed(b, 0, Code::not_found, 2);
+  failed(c, 0, Code::io, 2);
+  failed(c, 5, Code::corrupt, 2);  // no such column
+  failed(99, 0, Code::corrupt, 2);
   EXPECT_EQ(hit(1, 2), 0U);
   EXPECT_EQ(hit(2, 2), 0U);
   EXPECT_EQ(hit(3, 2), 2U);
@@ -469,7 +473,7 @@ TEST_F(IndexTest, FailedColumnsAreNotOfferedAgain) {
 TEST_F(IndexTest, NothingIsFreedUnderALease) {
   const std::uint64_t stripe = put(1, 0, 2, 1);
   const auto planned = plan(1, 0, 2, 1);
-  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(stripe, 0, Code::corrupt, 2);
   EXPECT_TRUE(index->step(at_s(2)).empty());
   for (int s = 5; s <= 115; s += 5) {
     index->renew(host0, {{planned.lease}}, at_s(s));
@@ -485,7 +489,7 @@ TEST_F(IndexTest, WhatALeaseKeptIsFreedWhenTheLastOneEnds) {
   const std::uint64_t stripe = put(1, 0, 2, 1);
   const auto first = plan(1, 0, 2, 1);
   const auto second = plan(1, 0, 2, 1);
-  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(stripe, 0, Code::corrupt, 2);
   EXPECT_TRUE(index->step(at_s(2)).empty());
   index->release(host0, {{first.lease}});
   EXPECT_TRUE(index->step(at_s(2)).empty());
@@ -501,7 +505,7 @@ TEST_F(IndexTest, WhatALeaseKeptIsFreedWhenTheLastOneEnds) {
 TEST_F(IndexTest, WhatALeaseKeptWaitsForItsStoreToo) {
   const std::uint64_t stripe = put(1, 0, 2, 1);
   const auto planned = plan(1, 0, 2, 1);
-  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(stripe, 0, Code::corrupt, 2);
   EXPECT_TRUE(index->step(at_s(2)).empty());
   index->lost(store0, at_s(3));
   index->release(host0, {{planned.lease}});
@@ -516,7 +520,7 @@ TEST_F(IndexTest, LossOfTheHolderEndsItsLeases) {
   const std::uint64_t stripe = put(1, 0, 2);
   static_cast<void>(plan(1, 0, 2));
   EXPECT_EQ(index->leases(), 1U);
-  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(stripe, 0, Code::corrupt, 2);
   index->lost(host0, at_s(3));
   EXPECT_EQ(index->leases(), 0U);
   EXPECT_EQ(index->step(at_s(5)).size(), 1U);
@@ -554,7 +558,7 @@ TEST_F(IndexTest, NothingIsHeldAfterManyPlans) {
   EXPECT_GT(index->leases(), 0U);
   index->test_check();
   for (const std::uint64_t stripe : stripes)
-    index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(s));
+    failed(stripe, 0, Code::corrupt, s);
   std::size_t freed = 0;
   for (; s < 300 && freed < chains; ++s) {
     for (const Index::Free& free : index->step(at_s(s))) freed += free.message.stripes.size();
@@ -722,7 +726,7 @@ TEST_F(IndexTest, BlocksAndArenasAreBounded) {
 
 TEST_F(IndexTest, PendingFreesWaitForTheirStore) {
   const std::uint64_t stripe = put(1, 0, 2);
-  index->read_failed(host0, {stripe << 8, 0, code(Code::corrupt)}, at_s(2));
+  failed(stripe, 0, Code::corrupt, 2);
   index->lost(store0, at_s(2));
   EXPECT_TRUE(index->step(at_s(100)).empty());
   EXPECT_EQ(index->next_due(), at_s(302));  // then it is gone, not only away

@@ -176,6 +176,8 @@ TEST_F(FetchTest, WrongBytesFailTheBlockAndAreReported) {
   ASSERT_TRUE(failed);
   EXPECT_EQ(failed->page, 11u << 8);
   EXPECT_EQ(failed->code, static_cast<std::uint16_t>(Code::corrupt));
+  EXPECT_EQ(failed->instance, store.instance);
+  EXPECT_EQ(failed->generation, store.generation);
   auto ready = heard<wire::kv_ready>(prefill);
   ASSERT_TRUE(ready);
   EXPECT_EQ(ready->failed_block, 4u);

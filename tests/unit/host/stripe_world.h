@@ -373,7 +373,14 @@ class StripeWorld {
         const auto failed = *message.as<wire::meta_read_failed>();
         read_failed.push_back(failed);
         const auto found = stripes.find(failed.page >> 8);
-        if (found != stripes.end()) found->second.columns.erase(failed.column);
+        if (found == stripes.end()) break;
+        const auto column = found->second.columns.find(failed.column);
+        if (column == found->second.columns.end()) break;  // it was reported before
+        const Peer& store = stores[column->second].peer;
+        EXPECT_EQ(failed.instance, store.instance);
+        EXPECT_EQ(failed.generation, store.generation);
+        EXPECT_EQ(failed.volume, 0u);
+        found->second.columns.erase(column);
         break;
       }
       case wire::meta_repaired::number: {

@@ -226,8 +226,10 @@ TEST_F(ServiceTest, PutMatchPlanAndFree) {
   EXPECT_EQ(directory->service->index().leases(), 1U);
 
   // A corrupt column is not freed under the lease, and at once after it.
-  host->ask(
-      wire::meta_read_failed{host->planned->pages[0].page, 0, static_cast<std::uint16_t>(Code::corrupt)});
+  const wire::Column& column = host->planned->pages[0].columns[0];
+  host->ask(wire::meta_read_failed{host->planned->pages[0].page, column.column,
+                                   static_cast<std::uint16_t>(Code::corrupt), column.instance,
+                                   store->registered->generation, column.volume});
   EXPECT_TRUE(until([&] { return directory->service->index().stripes() == 0; }));
   EXPECT_TRUE(store->freed.empty());
   host->ask(wire::meta_release{{host->planned->lease}});

@@ -532,7 +532,7 @@ TEST_F(ServerTest, a_damaged_column_is_reported_and_dropped_by_whoever_reads_it)
   want.column = 11;
   EXPECT_EQ(answers_to(want).back().code, 0u);
   const std::vector<wire::meta_read_failed> reports = {
-      {1 << 8, 10, static_cast<std::uint16_t>(Code::corrupt)}};
+      {1 << 8, 10, static_cast<std::uint16_t>(Code::corrupt), "di-kvd.store0", 9, 0}};
   EXPECT_EQ(got<wire::meta_read_failed>(), reports);
   EXPECT_EQ(server->counters().columns_dropped, 1u);
   EXPECT_EQ(mount().volume().stats().slots_live, 1u);
