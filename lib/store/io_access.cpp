@@ -66,7 +66,7 @@ void Accesses::over(const DiskQueue::Done& done) {
       --reads_;
       read_bytes_ -= access.bytes;
       figures_.read_us.record(us);
-      if (!done.status.ok()) figures_.read_errors.fetch_add(1, std::memory_order_relaxed);
+      if (!done.status.ok() && !access.again) figures_.read_errors.fetch_add(1, std::memory_order_relaxed);
       break;
     case DiskOp::Kind::write:
     case DiskOp::Kind::flush:

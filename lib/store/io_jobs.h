@@ -30,6 +30,8 @@ struct ColumnRead {
   std::uint32_t from_group = 0;
   // Compare the payload with the header's checksums.
   bool verify = false;
+  // The second look at what a first one found bad: that is in the figures already.
+  bool again = false;
   // Asked before each access; may be null.  Once true nothing is begun any more, and the end is `cancelled`.
   std::shared_ptr<std::atomic<bool>> cancelled = {};
   // Disk thread: where the payload goes when it goes into one piece and the header need not be known for

@@ -114,6 +114,7 @@ void ColumnReads::step_head(Column& column) {
   op.offset = read.offset;
   Access access;
   access.owner = &column;
+  access.again = column.job->again;
   access.head = true;
   access.buffer = accesses_.buffer(read.slot_class.header_bytes);
   op.add(access.buffer.bytes);
@@ -147,6 +148,7 @@ void ColumnReads::step_part(Column& column) {
   ++column.outstanding;
   Access access;
   access.owner = &column;
+  access.again = column.job->again;
   access.index = column.next_part++;
   accesses_.submit(op, std::move(access));
 }
@@ -239,7 +241,7 @@ void ColumnReads::groups_arrived(Column& column) {
 
 void ColumnReads::fail(Column& column, Error error) {
   if (column.failed) return;
-  if (error.code == Code::corrupt) accesses_.count_corrupt();
+  if (error.code == Code::corrupt && !column.job->again) accesses_.count_corrupt();
   column.failed = std::move(error);
 }
 

@@ -116,6 +116,7 @@ void Scrub::read(const Read& column, bool again) {
   job.read = column;
   job.priority = priority_bulk;
   job.verify = true;
+  job.again = again;
   job.whole = [to] { return to; };
   job.place = [to](const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
     if (header.shard.payload_bytes() != to.size()) {

@@ -5,7 +5,8 @@
 // `interval` and begins somewhere else at each start of the volume, so that a daemon that restarts often
 // comes by everywhere; one that was asked for begins at the first slot and goes as fast as `bytes_per_s`
 // allows.  Either lets others go first: while `busy` it waits, but no longer than pause_max for a column.
-// A column counts as bad when a second reading says the same.
+// A column counts as bad when a second reading says the same; towards the health of the disk (store/health.h)
+// both readings are one.
 //
 // States:
 //   idle     no pass; the next begins `interval` after the last one began    -> waiting

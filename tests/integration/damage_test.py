@@ -25,8 +25,7 @@ HOST = "di-kvd.host0"
 # A part of a page, one page, and stripes of parts and of whole pages.
 LENGTHS = [300, 600, 900, 1100, 1800, 2600, 3500, 5000, 7000, 12000]
 ROUNDS = 2
-# Of each store in a round: a disk with more than ten wrong checksums in an hour is taken out of service, and the scrub
-# reads a column twice before it calls it bad.
+# Of each store in a round: a disk with more than ten wrong checksums in an hour is taken out of service.
 PER_STORE = 2
 
 

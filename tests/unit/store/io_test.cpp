@@ -344,21 +344,29 @@ TEST(IoPool, flipped_bits_and_failed_reads_end_the_read_with_their_code) {
   ASSERT_EQ(p.put_now(1, 8), Code::ok);
   const Read at = *p.volume->read_begin(1, 0);
   p.volume->read_end(at);
-  const auto code = [&](bool verify) {
+  const auto code = [&](bool verify, bool again = false) {
     Pooled::Column column;
-    p.read(1, column, Pooled::Way::whole, [&](ColumnRead& job) { job.verify = verify; });
+    p.read(1, column, Pooled::Way::whole, [&](ColumnRead& job) {
+      job.verify = verify;
+      job.again = again;
+    });
     EXPECT_TRUE(p.until([&] { return column.end.has_value(); }));
     return column.end->status.ok() ? Code::ok : column.end->status.error().code;
   };
   for (const std::uint64_t where : {std::uint64_t{40}, std::uint64_t{4096 + 77}, std::uint64_t{4096 + 900000}}) {
     disk->flip_bit(at.offset + where, 2);
     EXPECT_EQ(code(true), Code::corrupt);
+    EXPECT_EQ(code(true, true), Code::corrupt);  // which does not count
     EXPECT_EQ(code(false), where < 4096 ? Code::corrupt : Code::ok);
     disk->flip_bit(at.offset + where, 2);
   }
   EXPECT_EQ(p.pool->figures().corrupt.load(), 4u);
   disk->fail_read_in = 0;
   EXPECT_EQ(code(true), Code::io);
+  EXPECT_EQ(p.pool->figures().read_errors.load(), 1u);
+  disk->fail_read_in = 0;
+  EXPECT_EQ(code(true, true), Code::io);
+  EXPECT_EQ(p.pool->figures().read_errors.load(), 1u);
   disk->fail_read_in.reset();
   disk->short_read_in = 1;
   EXPECT_EQ(code(true), Code::io);

@@ -522,6 +522,8 @@ TEST_F(MountTest, scrub_reads_every_column_and_reports_the_damaged_one) {
   ASSERT_EQ(got<wire::meta_read_failed>().size(), 1u);
   EXPECT_EQ(got<wire::meta_read_failed>()[0].page >> 8, 1u);
   EXPECT_EQ(mount().volume().stats().slots_live, 11u);
+  // Read twice, and one column.
+  EXPECT_EQ(mount().figures()->corrupt.load(), 1u);
   EXPECT_EQ(mount().volume().stats().reading, 0u);
 
   // What cannot be read stays: the next reading may do better.
@@ -530,6 +532,35 @@ TEST_F(MountTest, scrub_reads_every_column_and_reports_the_damaged_one) {
   ASSERT_TRUE(until([&] { return !mount().scrub().pass().running; }));
   EXPECT_EQ(mount().scrub().pass().unreadable, 0u);  // the second reading did
   EXPECT_EQ(mount().volume().stats().slots_live, 11u);
+}
+
+// Every bad column is read twice by a scrub; the limit is one of columns.
+TEST_F(MountTest, scrub_that_finds_as_many_bad_columns_as_a_good_disk_may_have_leaves_it_in_service) {
+  start_with_host();
+  server->meta_up(meta);
+  constexpr std::uint64_t bad = DiskHealth::corrupt_max + 1;
+  for (std::uint64_t stripe = 1; stripe <= bad; ++stripe) ASSERT_EQ(put(stripe, 2), Code::ok);
+  std::vector<Read> columns;
+  SlotAddress from;
+  static_cast<void>(mount().volume().list(from, 100, columns));
+  ASSERT_EQ(columns.size(), bad);
+  for (const Read& slot : columns) mount().read_end(slot);
+  const auto damage = [&](const Read& slot) { disk->flip_bit(slot.offset + slot.slot_class.header_bytes + 77, 3); };
+  const auto scrub_to_the_end = [&] {
+    mount().scrub().start();
+    EXPECT_TRUE(until([&] { return !mount().scrub().pass().running; }));
+    return mount().scrub().pass().corrupt;
+  };
+  for (std::size_t i = 0; i < DiskHealth::corrupt_max; ++i) damage(columns[i]);
+  EXPECT_EQ(scrub_to_the_end(), DiskHealth::corrupt_max);
+  EXPECT_EQ(mount().figures()->corrupt.load(), DiskHealth::corrupt_max);
+  const std::uint64_t before = looks;
+  ASSERT_TRUE(until([&] { return looks > before; }));
+  EXPECT_EQ(mount().state(), DiskState::good);
+  damage(columns.back());
+  EXPECT_EQ(scrub_to_the_end(), 1u);
+  ASSERT_TRUE(until([&] { return mount().state() == DiskState::failed; }));
+  EXPECT_EQ(mount().reason(), "corrupt");
 }
 
 }  // namespace
