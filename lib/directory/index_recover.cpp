@@ -395,7 +395,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
   const std::size_t aims_max = std::max<std::size_t>(stripe.form().parity_columns, 1);
   for (const std::uint16_t column : lost) {
     if (running.aims.size() == aims_max) break;
-    const auto target = placements_.substitute(others, not_these);
+    const auto target = placements_.substitute(id, others, not_these);
     if (!target) break;
     others.push_back(*target);
     running.aims.push_back({column, *target, stripe.column_bytes(column)});

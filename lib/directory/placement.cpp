@@ -9,6 +9,14 @@
 
 namespace di::directory {
 
+namespace {
+
+// Above every stripe id (stripe_id_max): what is drawn for one thing says nothing about the others.
+constexpr std::uint64_t record_draw = std::uint64_t{1} << 62;
+constexpr std::uint64_t substitute_draw = std::uint64_t{1} << 63;
+
+}  // namespace
+
 bool Placements::set(Target target, const State& state) {
   const auto at = targets_.find(target);
   if (at == targets_.end()) {
@@ -147,13 +155,12 @@ Placements::Crowd Placements::crowd(Target candidate, std::span<const Target> me
   return {on_node * 64 + on_target, above(in_rack), above(on_host)};
 }
 
-std::optional<Target> Placements::best(std::span<const Target> candidates, std::span<const Target> members,
-                                       std::span<const Target> not_these) const {
+std::optional<Target> Placements::best(std::span<const Target> candidates,
+                                       std::span<const Target> members) const {
   // Smaller is better; the last two break ties in a fixed way.
   using Rank = std::tuple<Crowd, bool, std::uint64_t, std::uint32_t, Target>;
   std::optional<Rank> found;
   for (const Target candidate : candidates) {
-    if (std::find(not_these.begin(), not_these.end(), candidate) != not_these.end()) continue;
     const Crowd there = crowd(candidate, members);
     if (std::get<0>(there) > 0 && !options_.lab) continue;
     std::uint64_t together = 0;
@@ -180,7 +187,7 @@ Placements::Record Placements::build_one(Target seed) {
   std::size_t looked_at = std::max<std::size_t>(candidates_max, 2 * options_.geometry.columns());
   while (record.members.size() < options_.geometry.columns()) {
     looked_at = std::min(looked_at, candidates.size());
-    auto next = best(std::span(candidates).first(looked_at), record.members, {});
+    auto next = best(std::span(candidates).first(looked_at), record.members);
     if (!next && looked_at < candidates.size()) {
       looked_at = candidates.size();
       continue;
@@ -236,7 +243,7 @@ void Placements::replace(Target target) {
       for (const Target& other : record.members) {
         if (&other != &member) others.push_back(other);
       }
-      const auto next = best(usable, others, {});
+      const auto next = best(usable, others);
       if (!next) {
         complete = false;  // it stays, and is stood in for or missed
         continue;
@@ -280,15 +287,16 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
     }
     return out;
   };
-  // Of two records in turn the one with fewer absent members, then with fewer spent ones, then the one whose
-  // fullest has more room.
-  const Record& a = records_[cursor_ % records_.size()];
-  const Record& b = records_[(cursor_ + 1) % records_.size()];
+  // Of two records the one with fewer absent members, then with fewer spent ones, then the one whose fullest has more
+  // room.  One has its turn, the other is drawn: neighbours are alike, and would always be weighed against each other.
+  const std::size_t others = records_.size() - 1;
+  const Record& a = records_[cursor_];
+  const Record& b = records_[others == 0 ? 0 : (cursor_ + 1 + Rng(stripe | record_draw).below(others)) % records_.size()];
   const Look at_a = look(a);
   const Look at_b = look(b);
   const bool second =
       std::tuple(at_b.unusable, at_b.spent, at_b.fill) < std::tuple(at_a.unusable, at_a.spent, at_a.fill);
-  cursor_ = (cursor_ + (second ? 2 : 1)) % records_.size();
+  cursor_ = (cursor_ + 1) % records_.size();
   const Record& record = second ? b : a;
 
   Choice choice;
@@ -300,7 +308,7 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
     for (const Target& other : choice.targets) {
       if (&other != &target && usable(other)) taken.push_back(other);
     }
-    const auto other = substitute(taken, {});
+    const auto other = substitute(stripe, taken, {});
     if (other && (!can || !spent(*other))) target = *other;
     if (!usable(target)) {
       ++choice.unreachable;
@@ -313,13 +321,29 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
   return choice;
 }
 
-std::optional<Target> Placements::substitute(std::span<const Target> others,
+std::optional<Target> Placements::substitute(std::uint64_t stripe, std::span<const Target> others,
                                              std::span<const Target> not_these) const {
-  std::vector<Target> usable;
+  using Rank = std::pair<Crowd, bool>;
+  std::optional<Rank> best_rank;
+  std::vector<Target> best_ones;
   for (const auto& [target, known] : targets_) {
-    if (known.state.usable) usable.push_back(target);
+    if (!known.state.usable) continue;
+    if (std::find(not_these.begin(), not_these.end(), target) != not_these.end()) continue;
+    const Rank rank{crowd(target, others), known.state.spent};
+    if (std::get<0>(rank.first) > 0 && !options_.lab) continue;
+    if (best_rank && *best_rank < rank) continue;
+    if (best_rank != rank) best_ones.clear();
+    best_rank = rank;
+    best_ones.push_back(target);
   }
-  return best(usable, others, not_these);
+  if (best_ones.empty()) return std::nullopt;
+  Rng rng(stripe | substitute_draw);
+  const std::uint64_t first = rng.below(best_ones.size());
+  if (best_ones.size() == 1) return best_ones[first];
+  std::uint64_t second = rng.below(best_ones.size() - 1);
+  if (second >= first) ++second;
+  const auto fill_of = [&](std::uint64_t i) { return fill(targets_.at(best_ones[i])); };
+  return best_ones[fill_of(second) < fill_of(first) ? second : first];
 }
 
 std::string Placements::shortage() const {

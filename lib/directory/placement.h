@@ -12,7 +12,10 @@
 //          which shortage() says
 //
 // A member that cannot take a column, or whose write budget is used up, is stood in for, stripe by stripe, while it
-// may come back; `replace` puts another into its records for good (their generation counts up).  Records are made anew when a target
+// may come back.  Of those that are as good for nodes, racks and hosts, and for write budgets, each stripe draws two,
+// and the one with more room stands in: what a store that is away would have had goes to all others in about equal
+// shares (within 5 % of the mean, placement_test), and to none more than twice its share, however empty it is.
+// `replace` puts another into its records for good (their generation counts up).  Records are made anew when a target
 // comes: it takes part in new stripes only, and nothing moves for it.  A stripe's own list of columns is the
 // truth about it; no record is needed to read one.
 //
@@ -104,7 +107,7 @@ class Placements {
   // nullopt: not enough nodes, or more than m columns would have nowhere to go.
   [[nodiscard]] std::optional<Choice> choose(std::uint64_t stripe, const StripeForm& form, Instant now);
   // Another place for one column; `others` has the rest of the stripe, `not_these` what may not be taken.
-  [[nodiscard]] std::optional<Target> substitute(std::span<const Target> others,
+  [[nodiscard]] std::optional<Target> substitute(std::uint64_t stripe, std::span<const Target> others,
                                                  std::span<const Target> not_these) const;
 
   // What the nodes known by now cannot give, in words; empty when nothing is missing.
@@ -141,10 +144,9 @@ class Placements {
   void slow_start(std::uint64_t stripe, std::vector<Target>& targets, Instant now);
   void build();
   [[nodiscard]] Record build_one(Target seed);
-  // The best of `candidates` beside `members`; nullopt when none may be there.
+  // The best of `candidates` beside `members` in a record; nullopt when none may be there.
   [[nodiscard]] std::optional<Target> best(std::span<const Target> candidates,
-                                           std::span<const Target> members,
-                                           std::span<const Target> not_these) const;
+                                           std::span<const Target> members) const;
   [[nodiscard]] std::uint32_t shared(Target a, Target b) const;
   [[nodiscard]] std::uint64_t fill(const Known& known) const;
 

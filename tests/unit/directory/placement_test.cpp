@@ -174,6 +174,97 @@ TEST(Placements, AbsentMembersAreStoodInForOrMissed) {
   EXPECT_FALSE(placements.choose(1, whole({4, 2}), start));  // more than the code can lose
 }
 
+TEST(Placements, WhatOneStoreWouldHaveHadGoesToAllOthersAlike) {
+  struct Fleet {
+    Geometry geometry;
+    std::uint32_t nodes;
+    std::uint16_t volumes;
+  };
+  for (const Fleet& fleet :
+       {Fleet{{4, 2}, 9, 1}, Fleet{{4, 2}, 12, 2}, Fleet{{10, 2}, 24, 1}, Fleet{{1, 0}, 5, 1}}) {
+    SCOPED_TRACE(fleet.geometry.text() + " on " + std::to_string(fleet.nodes));
+    const std::uint32_t away = 3;
+    Placements placements = made(fleet.geometry, fleet.nodes, fleet.volumes);
+    Placements whole_fleet = made(fleet.geometry, fleet.nodes, fleet.volumes);
+    for (std::uint16_t volume = 0; volume < fleet.volumes; ++volume)
+      placements.set({away, volume}, {{"h3", "", ""}, false, 0});
+    std::map<std::uint32_t, int> count;
+    for (std::uint64_t stripe = 1; stripe <= 12000; ++stripe) {
+      const auto member = whole_fleet.choose(stripe, whole(fleet.geometry), start);
+      ASSERT_TRUE(member);
+      std::vector<Target> others;
+      for (const Target target : member->targets) {
+        if (target.store != away) others.push_back(target);
+      }
+      if (others.size() == member->targets.size()) continue;
+      const auto other = placements.substitute(stripe, others, {});
+      ASSERT_TRUE(other);
+      EXPECT_EQ(std::count_if(others.begin(), others.end(), [&](Target t) { return t.store == other->store; }), 0);
+      EXPECT_EQ(other, placements.substitute(stripe, others, {}));
+      ++count[other->store];
+    }
+    ASSERT_EQ(count.size(), fleet.nodes - 1);
+    int sum = 0;
+    for (const auto& [node, columns] : count) sum += columns;
+    const double share = static_cast<double>(sum) / (fleet.nodes - 1);
+    for (const auto& [node, columns] : count) EXPECT_NEAR(columns, share, share / 4) << node;
+  }
+}
+
+TEST(Placements, NewStripesOfAnAbsentMemberAreSpreadToo) {
+  Placements placements = made({4, 2}, 9);
+  ASSERT_TRUE(placements.choose(1, whole({4, 2}), start));
+  placements.set({3, 0}, {{"h3", "", ""}, false, 0});
+  std::map<std::uint32_t, int> columns;
+  for (std::uint64_t stripe = 1; stripe <= 6000; ++stripe) {
+    const auto choice = placements.choose(stripe, whole({4, 2}), start);
+    ASSERT_TRUE(choice);
+    EXPECT_EQ(choice->unreachable, 0U);
+    std::set<Target> targets;
+    for (const Target target : choice->targets) {
+      EXPECT_TRUE(targets.insert(target).second);
+      ++columns[target.store];
+    }
+  }
+  ASSERT_EQ(columns.size(), 8U);
+  for (const auto& [node, count] : columns) EXPECT_NEAR(count, 4500, 225) << node;
+}
+
+TEST(Placements, StandInsKeepToRacksBeforeTheyAreSpread) {
+  // Three racks of four, two columns each: only the rest of the rack of the one that is away will do.
+  Placements placements = made({4, 2}, 12, 1, 3);
+  ASSERT_TRUE(placements.choose(1, whole({4, 2}), start));
+  placements.set({3, 0}, {{"h3", "r0", ""}, false, 0});
+  std::map<std::uint32_t, int> of_rack;
+  for (std::uint64_t stripe = 1; stripe <= 3000; ++stripe) {
+    const auto choice = placements.choose(stripe, whole({4, 2}), start);
+    ASSERT_TRUE(choice);
+    std::map<std::uint32_t, int> racks;
+    for (const Target target : choice->targets) {
+      ++racks[target.store % 3];
+      if (target.store % 3 == 0) ++of_rack[target.store];
+    }
+    for (const auto& [rack, count] : racks) EXPECT_EQ(count, 2) << rack;
+  }
+  EXPECT_EQ(of_rack.size(), 3U);
+  for (const auto& [node, count] : of_rack) EXPECT_NEAR(count, 2000, 100) << node;
+}
+
+TEST(Placements, AnEmptyStoreStandsInForNoMoreThanTwiceItsShare) {
+  Placements placements = made({1, 0}, 6);
+  for (std::uint32_t node = 0; node < 5; ++node) {
+    placements.set({node, 0}, {{"h" + std::to_string(node), "", ""}, true, std::uint64_t{1} << 30});
+    placements.add_bytes({node, 0}, std::uint64_t{1} << 29);
+  }
+  placements.set({5, 0}, {{"h5", "", ""}, true, std::uint64_t{1} << 30});
+  std::map<std::uint32_t, int> count;
+  for (std::uint64_t stripe = 1; stripe <= 6000; ++stripe) ++count[placements.substitute(stripe, {}, {})->store];
+  ASSERT_EQ(count.size(), 6U);
+  // One of the two that are drawn: 2 of 6.
+  EXPECT_NEAR(count[5], 2000, 150);
+  for (std::uint32_t node = 0; node < 5; ++node) EXPECT_NEAR(count[node], 800, 120) << node;
+}
+
 TEST(Placements, SpentMembersAreStoodInForAndCountedWhereNobodyCan) {
   Placements placements = made({4, 2}, 7);
   const auto spend = [&](std::uint32_t node) {
@@ -186,7 +277,7 @@ TEST(Placements, SpentMembersAreStoodInForAndCountedWhereNobodyCan) {
     EXPECT_EQ(choice->spent, 0U);
     EXPECT_EQ(std::count(choice->targets.begin(), choice->targets.end(), Target{3, 0}), 0);
   }
-  EXPECT_NE(placements.substitute({}, {}), (Target{3, 0}));
+  EXPECT_NE(placements.substitute(1, {}, {}), (Target{3, 0}));
   spend(4);
   for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) {
     const auto choice = placements.choose(stripe, whole({4, 2}), start);
@@ -198,7 +289,10 @@ TEST(Placements, SpentMembersAreStoodInForAndCountedWhereNobodyCan) {
   // What has to be made anew goes there when there is nothing else.
   std::vector<Target> others;
   for (const std::uint32_t node : {0U, 1U, 2U, 5U, 6U}) others.push_back({node, 0});
-  EXPECT_EQ(placements.substitute(others, {}), (Target{3, 0}));
+  std::map<std::uint32_t, int> spent;
+  for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) ++spent[placements.substitute(stripe, others, {})->store];
+  EXPECT_EQ(spent.size(), 2U);
+  EXPECT_EQ(spent[3] + spent[4], 100);
 }
 
 TEST(Placements, ReplacedMemberLeavesTheRecordsAndReturnsAsANewOne) {
