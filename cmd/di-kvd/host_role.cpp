@@ -156,6 +156,12 @@ class HostRole::Port final : public host::ArenaPort {
     return *wrong;
   }
 
+  bool xor_is_zero(std::span<const host::Strip> columns) override {
+    std::vector<ByteView> views;
+    for (const host::Strip& strip : columns) views.push_back(bytes(strip));
+    return store::xor_is_zero(views);
+  }
+
   std::uint64_t unrecorded = 0;  // sealed pages that the next owner will not find
 
  private:
@@ -767,6 +773,7 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_repairs_total", "Stripes repaired here for di-meta", repair.repairs);
   counter("di_kv_repairs_refused_total", "Repairs refused: too many at once, or no room", repair.refused);
   counter("di_kv_repairs_failed_total", "Repairs that came to nothing, or not to all", repair.failed);
+  counter("di_kv_cross_checks_total", "Stripes whose columns were compared with each other here", repair.checks);
   counter("di_kv_repaired_columns_total", "Columns written by repairs", repair.columns);
   counter("di_kv_repaired_bytes_total", "Their bytes", repair.bytes);
   counter("di_kv_repair_copies_total", "Of them, columns that were copied and not made out of others",

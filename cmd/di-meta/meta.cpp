@@ -96,6 +96,10 @@ void params(config::Params& params, Config& config) {
   params.duration("store.repair_after", config.repair_after,
                   {.def = seconds(300),
                    .help = "a store may be away for so long before its columns are made anew elsewhere"});
+  params.duration("store.cross_check", config.cross_check,
+                  {.def = seconds(60),
+                   .help = "so often one stripe, drawn by lot, is read to see whether it was encoded right, with "
+                           "what store.repair_bytes_per_s leaves; 0s: none"});
   params.duration(
       "store.slow_start", config.slow_start,
       {.def = seconds(600),
@@ -128,6 +132,7 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   if (!geometry) return geometry.error();
   options.index.placement = {*geometry, config_.lab, config_.slow_start};
   options.index.reconcile = config_.reconcile;
+  options.index.cross_check = config_.cross_check;
   options.index.repair = config_.repair;
   options.index.repair_after = config_.repair_after;
   options.index.repairs.bytes_per_s = config_.repair_bytes_per_s;
@@ -220,6 +225,10 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
           c.reports_late);
   counter("di_meta_columns_passed_over_total", "Columns that went elsewhere because their store is new",
           index.placements().passed_over());
+  const std::string_view checks = "Stripes that were cross-checked: their data columns against parity 0";
+  counter("di_meta_cross_checks_total", checks, c.cross_checks_right, {{"outcome", "right"}});
+  counter("di_meta_cross_checks_total", checks, c.cross_checks_wrong, {{"outcome", "wrong"}});
+  counter("di_meta_cross_checks_total", checks, c.cross_checks_undecided, {{"outcome", "undecided"}});
   counter("di_meta_reconciles_total", "Stores that were asked again what they hold", c.reconciles);
   counter("di_meta_reconciles_failed_total", "Of them, that did not tell all of it", c.reconciles_failed);
   const std::string_view differences = "Columns about which a store and the directory disagreed";

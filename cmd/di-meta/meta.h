@@ -30,6 +30,7 @@ struct Config {
   Duration kv_ttl_cap{0};
   std::vector<TenantConfig> tenants;
   Duration reconcile{0};
+  Duration cross_check{0};
   std::string geometry;
   bool lab = false;
   directory::RepairPolicy repair = directory::RepairPolicy::all;

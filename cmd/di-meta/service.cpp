@@ -287,13 +287,23 @@ void Service::set_handlers() {
   endpoint_.on<wire::meta_repaired>([this, now](const Incoming& in, const wire::meta_repaired& message) {
     const auto from = holder(in);
     if (!from) return;
-    if (message.code != 0) {
-      log_warn("meta", "repair failed",
-               {{"stripe", message.stripe},
-                {"code", code_name(static_cast<Code>(message.code))},
-                {"host", from->instance}});
+    switch (index_.repaired(*from, message, now())) {
+      case directory::Index::RepairEnd::failed:
+        log_warn("meta", "repair failed",
+                 {{"stripe", message.stripe},
+                  {"code", code_name(static_cast<Code>(message.code))},
+                  {"host", from->instance}});
+        break;
+      case directory::Index::RepairEnd::wrong:
+        log_error("meta", "a stripe was encoded wrong, and is dropped",
+                  {{"stripe", message.stripe}, {"host", from->instance}});
+        break;
+      case directory::Index::RepairEnd::unknown:
+      case directory::Index::RepairEnd::repaired:
+      case directory::Index::RepairEnd::right:
+      case directory::Index::RepairEnd::undecided:
+        break;
     }
-    index_.repaired(*from, message, now());
   });
   endpoint_.on<wire::meta_read_failed>(
       [this, now](const Incoming& in, const wire::meta_read_failed& message) {

@@ -71,7 +71,9 @@ Index::Index(Options options, Instant now)
                    }}),
       placements_(options.placement),
       puts_(options.open_puts_max),
-      repairs_(options.repairs) {
+      repairs_(options.repairs),
+      draws_(options.run) {
+  if (options.cross_check > Duration{0}) cross_check_at_ = now + options.cross_check;
   DI_ASSERT(options.run > 0 && options.run < (std::uint64_t{1} << 24));
   // Nobody has a place for good: there what finds none other is counted.
   options_.tenants[kv::tenant_nobody] = {};
@@ -299,7 +301,7 @@ Index::Store* Index::store_of(const Holder& holder, std::uint32_t* number) {
 void Index::lost(const Holder& holder, Instant now) {
   if (arenas_.is_host(holder)) {
     arenas_.lost(holder);
-    for (const std::uint64_t id : repairs_.running_of(holder)) end_repair(id, {}, false, now);
+    for (const std::uint64_t id : repairs_.running_of(holder)) end_repair(id, Code::unreachable, {}, now);
   }
   std::uint32_t number = 0;
   if (Store* store = store_of(holder, &number)) {
@@ -583,7 +585,7 @@ std::vector<Index::Free> Index::step(Instant now) {
     for (const auto& [volume, state] : store.volumes) placements_.replace({number, volume});
     if (store.columns > 0) repair_now(now);
   }
-  while (const auto id = repairs_.overdue(now)) end_repair(*id, {}, false, now);
+  while (const auto id = repairs_.overdue(now)) end_repair(*id, Code::timeout, {}, now);
   if (scan_at_ <= now) scan_for_repairs(now);
 
   std::map<std::pair<std::uint32_t, bool>, Free> due;  // store, single columns
@@ -608,7 +610,7 @@ std::vector<Index::Free> Index::step(Instant now) {
 
 Instant Index::next_due() const {
   Instant due = std::min({leases_.next_due(), puts_.next_due(), frees_.next_due(), repairs_.next_due(),
-                          evictor_.next_due(), scan_at_});
+                          evictor_.next_due(), scan_at_, cross_check_at_});
   if (!adopting_.empty()) due = std::min(due, adopting_.begin()->first);
   for (const Store& store : stores_) {
     if (!store.up && !store.gone) due = std::min(due, store.away_since + options_.repair_after);

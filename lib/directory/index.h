@@ -29,6 +29,10 @@
 // shown is lost as above, a column that a known stripe had lost is back, and what no stripe names is freed;
 // only a store that comes, or has a volume again, may bring stripes.
 //
+// Now and then one stripe that has lost nothing is cross-checked: a host reads its data columns and parity 0, in the
+// place and with the budget of a repair.  What was encoded wrong goes, with every column: no checksum says which of
+// them is wrong, and the next reader computes the pages anew.
+//
 // Freeing is two-phase: out of the map first, then `kv_free` when no lease is left (I3 of spec/store.md).
 //
 // What is evicted, and when, kv/evict.h says for all stores together: a stripe is one of its items from
@@ -52,6 +56,7 @@
 
 #include "base/error.h"
 #include "base/result.h"
+#include "base/rng.h"
 #include "base/time.h"
 #include "directory/arenas.h"
 #include "directory/blocks.h"
@@ -105,6 +110,8 @@ inline constexpr std::size_t repair_scan_stripes = 4096;
 inline constexpr Duration repair_scan_pause = milliseconds(10);
 // A store that was asked what it holds and has not told all of it by then is asked again next time.
 inline constexpr Duration reconcile_wait = seconds(600);
+// Draws for one stripe to cross-check, until one can be.
+inline constexpr int cross_check_draws = 16;
 
 enum class RepairPolicy : std::uint8_t { off, hot, all };
 
@@ -135,6 +142,8 @@ class Index final : private BlockMap::Keys {
     RepairQueue::Options repairs{};
     // A store is asked so often what it holds; 0: only when it comes.
     Duration reconcile{0};
+    // One stripe is cross-checked so often; 0: none.
+    Duration cross_check{0};
     // Committed stripes are kept in a catalogue: say what changed.
     bool record_changes = false;
   };
@@ -178,6 +187,9 @@ class Index final : private BlockMap::Keys {
     std::uint64_t repairs_started = 0;
     std::uint64_t repairs_failed = 0;
     std::uint64_t repairs_unneeded = 0;   // the column came back in time
+    std::uint64_t cross_checks_right = 0;
+    std::uint64_t cross_checks_wrong = 0;      // stripes that went for it
+    std::uint64_t cross_checks_undecided = 0;  // not everything could be read
     std::uint64_t reconciles = 0;         // stores asked again what they hold
     std::uint64_t reconciles_failed = 0;  // that did not tell all of it
     std::uint64_t reconciled_missing = 0;  // columns that they did not show
@@ -250,7 +262,9 @@ class Index final : private BlockMap::Keys {
                                                                   Instant now);
   // Nothing when the column is not where it was read any more.
   void read_failed(const wire::meta_read_failed& message, Instant now);
-  void repaired(const Holder& host, const wire::meta_repaired& message, Instant now);
+  // What an answer of a host says: unknown, of nothing that was asked; wrong, of a stripe that goes.
+  enum class RepairEnd : std::uint8_t { unknown, repaired, failed, right, wrong, undecided };
+  RepairEnd repaired(const Holder& host, const wire::meta_repaired& message, Instant now);
   // The placements are made anew; nothing moves.
   void rebalance() { placements_.rebuild(); }
   // Repairs that waited for room, a pause or the age of a loss are looked at now.
@@ -457,7 +471,12 @@ class Index final : private BlockMap::Keys {
   // The host with the fewest repairs; among equals they take turns.
   [[nodiscard]] std::optional<Holder> repair_host();
   [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
-  void end_repair(std::uint64_t id, std::span<const std::uint32_t> written, bool refused, Instant now);
+  RepairEnd end_repair(std::uint64_t id, Code code, std::span<const std::uint32_t> written, Instant now);
+  // Of a cross-check.
+  RepairEnd verdict(std::uint64_t id, Code code, Instant now);
+  // Draws one when it is time.
+  void want_cross_check(Instant now);
+  [[nodiscard]] bool can_cross_check(const Stripe& stripe) const;
 
   Options options_;
   Counters counters_;
@@ -484,6 +503,9 @@ class Index final : private BlockMap::Keys {
   std::set<std::uint64_t> changed_;
   bool restoring_ = false;
   std::size_t next_repair_host_ = 0;
+  Rng draws_;
+  Instant cross_check_at_ = instant_never;
+  std::uint64_t cross_check_ = 0;  // the stripe that was drawn last
   bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over
 
   std::optional<std::uint32_t> reconciling_;  // a store that was asked

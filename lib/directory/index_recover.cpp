@@ -276,6 +276,7 @@ void Index::consider_repair(std::uint32_t slot, Instant now) {
   const bool wanted = !adopting_since_.contains(stripe.id()) && !lost_columns(stripe).empty() &&
                       (hot || options_.repair == RepairPolicy::all);
   if (wanted && readable < stripe.form().data_stored()) repairs_wait_for_stores_ = true;
+  if (!wanted && repairs_.cross_checks(stripe.id())) return;
   if (!wanted || readable < stripe.form().data_stored()) return repairs_.drop(stripe.id());
   if (repairs_.want(stripe.id(), {readable - stripe.form().data_stored(), !hot})) return;
   // The queue is full: the scan comes here again.
@@ -331,8 +332,34 @@ std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const
   return out;
 }
 
+bool Index::can_cross_check(const Stripe& stripe) const {
+  const StripeForm& form = stripe.form();
+  if (form.parity_columns == 0 || adopting_since_.contains(stripe.id())) return false;
+  for (std::uint32_t i = 0; i <= form.data_stored(); ++i) {
+    const StripeColumn* column = stripe.column(form.stored_column(i));
+    if (column == nullptr || !can_read(*column)) return false;
+  }
+  return true;
+}
+
+void Index::want_cross_check(Instant now) {
+  if (cross_check_at_ > now) return;
+  cross_check_at_ = now + options_.cross_check;
+  // One at a time: when repairs leave no time for it the next one has to wait.
+  if (options_.repair == RepairPolicy::off || repairs_.options().bytes_per_s == 0) return;
+  if (repairs_.cross_checks(cross_check_) || repairs_.full()) return;
+  for (int i = 0; i < cross_check_draws; ++i) {
+    const std::uint32_t slot = stripes_.draw(draws_);
+    if (slot == none || !can_cross_check(stripes_.at(slot)) || repairs_.has(stripes_.at(slot).id())) continue;
+    cross_check_ = stripes_.at(slot).id();
+    static_cast<void>(repairs_.want(cross_check_, {.cross_check = true}));
+    return;
+  }
+}
+
 std::vector<Index::Repair> Index::repairs(Instant now) {
   std::vector<Repair> out;
+  want_cross_check(now);
   repairs_.set_hosts(arenas_.numbers().size());
   while (const auto id = repairs_.next(now)) {
     if (auto repair = start_repair(*id, now)) out.push_back(*std::move(repair));
@@ -362,9 +389,15 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
   const std::uint32_t slot = stripes_.find(id);
   DI_ASSERT(slot != none);
   const Stripe& stripe = stripes_.at(slot);
-  const std::vector<std::uint16_t> lost = lost_columns(stripe);
+  const bool cross_check = repairs_.cross_checks(id);
+  if (cross_check && !can_cross_check(stripe)) {
+    repairs_.drop(id);
+    return std::nullopt;
+  }
+  const std::vector<std::uint16_t> lost =
+      cross_check ? std::vector<std::uint16_t>() : lost_columns(stripe);
   const std::uint32_t readable = readable_columns(stripe);
-  if (lost.empty() || readable < stripe.form().data_stored()) {
+  if (!cross_check && (lost.empty() || readable < stripe.form().data_stored())) {
     if (lost.empty()) {
       ++counters_.repairs_unneeded;
     } else {
@@ -401,14 +434,14 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
     running.aims.push_back({column, *target, stripe.column_bytes(column)});
     bytes += running.aims.back().bytes;
   }
-  if (running.aims.empty()) {
+  if (running.aims.empty() && !cross_check) {
     repairs_.put_off(id, now);
     return std::nullopt;
   }
   std::uint64_t longest = 0;
   for (const StripeColumn& column : stripe.columns())
     longest = std::max(longest, stripe.column_bytes(column.column));
-  bytes += longest * stripe.form().data_stored();
+  bytes += longest * (stripe.form().data_stored() + (cross_check ? 1 : 0));
 
   running.host = *host;
   running.lease = leases_.take(running.host, RequestId{}, {id}, now);
@@ -428,36 +461,60 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
     add_bytes(aim.target, aim.bytes);
     out.message.targets.push_back({stores_[aim.target.store].instance, aim.target.volume, aim.column});
   }
-  ++counters_.repairs_started;
+  if (!cross_check) ++counters_.repairs_started;
   repairs_.start(id, std::move(running), bytes, now);
   return out;
 }
 
-void Index::repaired(const Holder& host, const wire::meta_repaired& message, Instant now) {
+Index::RepairEnd Index::repaired(const Holder& host, const wire::meta_repaired& message, Instant now) {
   const RepairQueue::Running* running = repairs_.running(message.stripe);
-  if (running == nullptr || running->host != host) return;
+  if (running == nullptr || running->host != host) return RepairEnd::unknown;
   std::vector<RepairQueue::Aim> failed;
   for (const RepairQueue::Aim& aim : running->aims) {
     if (std::find(message.written.begin(), message.written.end(), aim.column) == message.written.end())
       failed.push_back(aim);
   }
   // As for a put: nobody else makes room, when nothing is put.  Which of several was refused is not said.
-  const bool no_room = message.code == wire_code(Code::no_space);
   for (const RepairQueue::Aim& aim : failed) {
-    if (no_room && stores_[aim.target.store].up) make_room(aim.target.store, aim.bytes, now);
+    if (message.code == wire_code(Code::no_space) && stores_[aim.target.store].up)
+      make_room(aim.target.store, aim.bytes, now);
   }
-  end_repair(message.stripe, message.written, no_room && failed.size() == 1, now);
+  return end_repair(message.stripe, static_cast<Code>(message.code), message.written, now);
 }
 
-// `refused`: of what is not written nothing can have been.
-void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written, bool refused, Instant now) {
+Index::RepairEnd Index::verdict(std::uint64_t id, Code code, Instant now) {
+  const std::uint32_t slot = stripes_.find(id);
+  if (code == Code::ok) {
+    ++counters_.cross_checks_right;
+    return RepairEnd::right;
+  }
+  if (code != Code::corrupt) {
+    ++counters_.cross_checks_undecided;
+    return RepairEnd::undecided;
+  }
+  ++counters_.cross_checks_wrong;
+  if (slot != none) drop(slot, now);
+  return RepairEnd::wrong;
+}
+
+Index::RepairEnd Index::end_repair(std::uint64_t id, Code code, std::span<const std::uint32_t> written,
+                                   Instant now) {
+  if (repairs_.cross_checks(id)) {
+    const RepairQueue::Running ended = repairs_.finish(id, false, now);
+    leases_.release(ended.host, ended.lease);
+    const RepairEnd end = verdict(id, code, now);
+    if (const std::uint32_t slot = stripes_.find(id); slot != none) consider_repair(slot, now);
+    return end;
+  }
   const std::uint32_t slot = stripes_.find(id);
   const auto is_written = [&](std::uint32_t column) {
     return std::find(written.begin(), written.end(), column) != written.end();
   };
   const auto& aims = repairs_.running(id)->aims;
-  const bool all = std::all_of(aims.begin(), aims.end(),
-                               [&](const RepairQueue::Aim& aim) { return is_written(aim.column); });
+  const auto failed = std::count_if(aims.begin(), aims.end(),
+                                    [&](const RepairQueue::Aim& aim) { return !is_written(aim.column); });
+  const bool all = failed == 0;
+  const bool refused = code == Code::no_space && failed == 1;  // nothing of it can have been written
   const RepairQueue::Running ended = repairs_.finish(id, slot != none && !all, now);
   leases_.release(ended.host, ended.lease);
   if (!all) ++counters_.repairs_failed;
@@ -498,9 +555,11 @@ void Index::end_repair(std::uint64_t id, std::span<const std::uint32_t> written,
     if (known != nullptr && known->store == each.store) continue;
     free_column(each.store, id, each.column, each.bytes, each.at);
   }
-  if (slot == none) return;
-  adopted_whole(slot);  // it may have gone meanwhile, and come back with a store
-  if (!repairs_.has(id)) consider_repair(slot, now);
+  if (slot != none) {
+    adopted_whole(slot);  // it may have gone meanwhile, and come back with a store
+    if (!repairs_.has(id)) consider_repair(slot, now);
+  }
+  return all ? RepairEnd::repaired : RepairEnd::failed;
 }
 
 }  // namespace di::directory

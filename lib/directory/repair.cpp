@@ -13,12 +13,15 @@ bool RepairQueue::want(std::uint64_t stripe, Rank rank) {
     if (full()) return false;
     const std::uint64_t order = next_order_++;
     waiting_.emplace(stripe, Waiting{rank, order, 0, {}, false});
+    cross_checks_waiting_ += rank.cross_check ? 1 : 0;
     ready_.emplace(rank, order, stripe);
     return true;
   }
   Waiting& entry = at->second;
   if (entry.rank == rank) return true;
   if (!entry.paused) ready_.erase({entry.rank, entry.order, stripe});
+  if (entry.rank.cross_check) --cross_checks_waiting_;
+  if (rank.cross_check) ++cross_checks_waiting_;
   entry.rank = rank;
   if (!entry.paused) ready_.emplace(rank, entry.order, stripe);
   return true;
@@ -32,6 +35,7 @@ void RepairQueue::drop(std::uint64_t stripe) {
   } else {
     ready_.erase({at->second.rank, at->second.order, stripe});
   }
+  if (at->second.rank.cross_check) --cross_checks_waiting_;
   waiting_.erase(at);
 }
 
@@ -86,6 +90,7 @@ RepairQueue::Running RepairQueue::finish(std::uint64_t stripe, bool again, Insta
   if (again && !full()) {
     Waiting& entry = waiting_[stripe];
     entry = {done.rank, next_order_++, done.attempts, {}, false};
+    cross_checks_waiting_ += done.rank.cross_check ? 1 : 0;
     pause(stripe, entry, now);
   }
   return done;
@@ -102,6 +107,12 @@ std::vector<std::uint64_t> RepairQueue::running_of(const Holder& host) const {
     if (running.host == host) out.push_back(stripe);
   }
   return out;
+}
+
+bool RepairQueue::cross_checks(std::uint64_t stripe) const {
+  if (const auto at = waiting_.find(stripe); at != waiting_.end()) return at->second.rank.cross_check;
+  const Running* now = running(stripe);
+  return now != nullptr && now->rank.cross_check;
 }
 
 std::optional<std::uint64_t> RepairQueue::overdue(Instant now) const {
@@ -121,7 +132,7 @@ void RepairQueue::hurry() {
 
 std::size_t RepairQueue::waiting_at(std::uint32_t redundancy) const {
   return static_cast<std::size_t>(std::count_if(waiting_.begin(), waiting_.end(), [&](const auto& w) {
-    return w.second.rank.redundancy == redundancy;
+    return !w.second.rank.cross_check && w.second.rank.redundancy == redundancy;
   }));
 }
 
@@ -136,6 +147,8 @@ Instant RepairQueue::next_due() const {
 
 void RepairQueue::test_check() const {
   DI_ASSERT(ready_.size() + paused_.size() == waiting_.size());
+  DI_ASSERT(cross_checks_waiting_ == static_cast<std::size_t>(std::count_if(
+                waiting_.begin(), waiting_.end(), [](const auto& w) { return w.second.rank.cross_check; })));
   for (const auto& [stripe, entry] : waiting_) {
     DI_ASSERT(!running_.contains(stripe));
     DI_ASSERT(entry.paused ? paused_.contains({entry.not_before, stripe})

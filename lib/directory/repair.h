@@ -7,7 +7,8 @@
 //   running    finish, all is well              (none)
 //   running    finish, or its host is lost, or no answer in repair_answer_max       waiting, after a pause
 //              that doubles from backoff_min to backoff_max
-// Rank: the fewer columns a stripe can still lose, the earlier; then those in use; then the longer waiting.
+// Rank: the fewer columns a stripe can still lose, the earlier; then those in use; then the longer waiting; and
+// last what has lost nothing and is only to be cross-checked.
 //
 // Pure.  Owner: the directory's thread.  Bounds: Options.
 #pragma once
@@ -44,7 +45,11 @@ class RepairQueue {
   struct Rank {
     std::uint32_t redundancy = 0;  // columns it can lose before it cannot be read
     bool cold = false;
-    friend auto operator<=>(const Rank&, const Rank&) = default;
+    bool cross_check = false;
+    bool operator==(const Rank&) const = default;
+    friend auto operator<=>(const Rank& a, const Rank& b) {
+      return std::tuple(a.cross_check, a.redundancy, a.cold) <=> std::tuple(b.cross_check, b.redundancy, b.cold);
+    }
   };
   struct Aim {
     std::uint16_t column = 0;
@@ -86,8 +91,11 @@ class RepairQueue {
   [[nodiscard]] bool has(std::uint64_t stripe) const {
     return waiting_.contains(stripe) || running_.contains(stripe);
   }
+  // It is here for nothing but a cross-check.
+  [[nodiscard]] bool cross_checks(std::uint64_t stripe) const;
   [[nodiscard]] bool full() const { return waiting_.size() >= options_.waiting_max; }
-  [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
+  // Without what is only to be cross-checked.
+  [[nodiscard]] std::size_t waiting() const { return waiting_.size() - cross_checks_waiting_; }
   [[nodiscard]] std::size_t running() const { return running_.size(); }
   [[nodiscard]] std::size_t waiting_at(std::uint32_t redundancy) const;
   [[nodiscard]] const Options& options() const { return options_; }
@@ -113,6 +121,7 @@ class RepairQueue {
   Options options_;
   std::size_t hosts_ = 0;
   std::map<std::uint64_t, Waiting> waiting_;
+  std::size_t cross_checks_waiting_ = 0;
   std::set<Place> ready_;
   std::set<std::pair<Instant, std::uint64_t>> paused_;
   std::map<std::uint64_t, Running> running_;

@@ -281,6 +281,12 @@ void StripeTable::erase(std::uint32_t slot) {
   free_.push_back(slot);
 }
 
+std::uint32_t StripeTable::draw(Rng& rng) const {
+  if (slots_.empty()) return none;
+  const auto slot = static_cast<std::uint32_t>(rng.below(slots_.size()));
+  return slots_[slot] ? slot : none;
+}
+
 std::uint32_t StripeTable::find(std::uint64_t id) const {
   const auto at = ids_.find(id);
   return at == ids_.end() ? none : at->second;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/rng.h"
 #include "base/time.h"
 #include "kv/evict.h"
 #include "wire/ids.h"
@@ -198,6 +199,8 @@ class StripeTable {
   [[nodiscard]] const Stripe& at(std::uint32_t slot) const { return *slots_[slot]; }
   [[nodiscard]] Stripe& at(std::uint32_t slot) { return *slots_[slot]; }
   [[nodiscard]] std::size_t count() const { return ids_.size(); }
+  // One of them, each as likely as the next; none when luck finds an empty slot.
+  [[nodiscard]] std::uint32_t draw(Rng& rng) const;
   // By id, in order.
   [[nodiscard]] const std::map<std::uint64_t, std::uint32_t>& ids() const { return ids_; }
 

@@ -560,7 +560,7 @@ void Core::on_time(const Now& now) {
   writeback_.on_time(now);
   handovers_.on_time(now);
   // One at a time: a rebuild before a write-back, since somebody waits for it.
-  if (!rebuilds_.step()) static_cast<void>(writeback_.step(now));
+  if (!rebuilds_.step() && !writeback_.step(now)) static_cast<void>(repairs_.step());
   settle(now);
 }
 
@@ -593,7 +593,7 @@ void Core::flush(const Now& now) {
 
 Due Core::next_due() const {
   Due due = fetches_.next_due();
-  if (rebuilds_.has_step()) due.at_once();
+  if (rebuilds_.has_step() || repairs_.has_step()) due.at_once();
   for (const Due& other : {fillings_.next_due(), reads_.next_due(), leases_.next_due(), repairs_.next_due(), writeback_.next_due(),
                            handovers_.next_due()}) {
     due.sooner_product(other.product);
@@ -615,7 +615,7 @@ std::array<Core::Work, 3> Core::background() const {
       {"host-fetch", reads_.waits() || rebuilds_.count() > 0,
        read.reads + read.groups + read.failed + read.cancelled + rebuild.rebuilds + rebuild.failed +
            rebuild.bytes},
-      {"host-repair", repairs_.count() > 0, repair.repairs + repair.refused + repair.failed + repair.columns},
+      {"host-repair", repairs_.count() > 0, repair.repairs + repair.refused + repair.failed + repair.columns + repair.checks + repair.groups_checked},
   }};
 }
 

@@ -109,6 +109,8 @@ class ArenaPort {
   // Returns the columns that do not match their checksums, a bit for each; with any the bytes made are of no use.
   [[nodiscard]] virtual std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
                                              std::span<const std::uint32_t> wanted) = 0;
+  // The XOR of these is zero, a shorter one as if zeros followed.
+  [[nodiscard]] virtual bool xor_is_zero(std::span<const Strip> columns) = 0;
 };
 
 // The data plane, as transfer::Fabric offers it.  Each push is answered by Core::on_pushed, once, and

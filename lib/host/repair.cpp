@@ -46,7 +46,9 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   Result<std::shared_ptr<StripePlan>> plan = StripePlan::of(pages_.layout(), message.stripe);
   if (!plan) return refuse(Code::invalid);
   const kv::StripeShape& shape = (*plan)->shape;
-  if (message.pages.size() != shape.pages() || message.targets.empty()) return refuse(Code::invalid);
+  const bool cross_check = message.targets.empty();
+  if (cross_check && shape.parity_columns() == 0) return refuse(Code::invalid);
+  if (message.pages.size() != shape.pages()) return refuse(Code::invalid);
   for (std::uint32_t page = 0; page < shape.pages(); ++page) {
     const wire::PutPage& described = message.pages[page];
     if (described.keys.size() != shape.page_blocks(page)) return refuse(Code::invalid);
@@ -60,26 +62,35 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
     target.instance = column.instance;
     target.volume = column.volume;
   }
+  if (cross_check) {
+    for (std::uint32_t i = 0; i <= shape.data_stored(); ++i)
+      repair.targets[static_cast<std::uint16_t>(shape.stored_column(i))];
+  }
   std::uint32_t to_make = 0;
   for (const auto& [number, target] : repair.targets) to_make += source_of(**plan, number) == nullptr ? 1 : 0;
   // Asked for what no code gives, or what it was to be copied from has just gone.
-  if (to_make > shape.parity_columns()) return refuse(Code::unreachable);
+  if (to_make > (cross_check ? 0 : shape.parity_columns())) return refuse(Code::unreachable);
+  std::map<std::uint32_t, std::size_t> rooms;  // what is only looked at lies as in its page: one slot for all its parts
+  const auto room_of = [&](std::uint16_t column) {
+    return cross_check && !shape.is_parity(column) ? shape.page_of(column) : shape.pages() + column;
+  };
   for (const auto& [number, target] : repair.targets) {
+    if (!rooms.emplace(room_of(number), blocks.size()).second) continue;
     blocks.push_back(shape.is_parity(number) ? shape.parity_slot_blocks() : shape.page_blocks(shape.page_of(number)));
   }
   Result<std::vector<std::uint32_t>> slots = pages_.take(blocks, PageState::scratch);
   if (!slots) return refuse(Code::busy);
   repair.scratch = *std::move(slots);
-  std::size_t at = 0;
-  for (auto& [column, target] : repair.targets) target.slot = repair.scratch[at++];
+  for (auto& [column, target] : repair.targets) target.slot = repair.scratch[rooms.at(room_of(column))];
   repair.scope = scope;
   repair.lease = message.lease;
   repair.stripe = stripe;
   repair.plan = *std::move(plan);
   repair.pages = message.pages;
   repair.tenant = message.tenant;
+  repair.cross_check = cross_check;
   repair.deadline = now.liveness + limits_.repair_wait;
-  ++counters_.repairs;
+  ++(cross_check ? counters_.checks : counters_.repairs);
   const std::uint64_t number = next_++;
   const Found found = repairs_.emplace(number, std::move(repair)).first;
   Repair& begun = found->second;
@@ -104,14 +115,18 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   go_on(found);
 }
 
-bool Repairs::matches(const Repair& repair, std::uint16_t column) const {
+Strip Repairs::strip(const Repair& repair, std::uint16_t column, std::uint32_t group) const {
   const kv::StripeShape& shape = repair.plan->shape;
-  const std::uint64_t slot = pages_.at(repair.targets.at(column).slot).place.offset;
-  for (std::uint32_t group = 0; group < shape.groups(); ++group) {
-    const std::uint64_t bytes = shape.segment_bytes(column, group);
-    const std::uint64_t at =
-        shape.is_parity(column) ? shape.column_offset(column, group) : shape.page_offset(column, group);
-    if (bytes > 0 && port_.segment_crc(slot + at, bytes) != repair.plan->crc(column, group)) return false;
+  const std::uint64_t at =
+      shape.is_parity(column) ? shape.column_offset(column, group) : shape.page_offset(column, group);
+  return {pages_.at(repair.targets.at(column).slot).place.offset + at, shape.segment_bytes(column, group)};
+}
+
+bool Repairs::matches(const Repair& repair, std::uint16_t column) const {
+  for (std::uint32_t group = 0; group < repair.plan->shape.groups(); ++group) {
+    const Strip segment = strip(repair, column, group);
+    if (segment.bytes > 0 && port_.segment_crc(segment.offset, segment.bytes) != repair.plan->crc(column, group))
+      return false;
   }
   return true;
 }
@@ -141,6 +156,16 @@ void Repairs::read_progress(const Reads::Progress& progress) {
 
 void Repairs::go_on(Found found) {
   Repair& repair = found->second;
+  if (repair.cross_check) {
+    bool all = true;
+    for (const auto& [column, target] : repair.targets) {
+      // Without one of them nothing can be said.
+      if (target.read == 0 && !target.copied) return end(found, Code::unreachable);
+      all = all && target.copied;
+    }
+    if (all) repair.state = State::checking;
+    return;
+  }
   std::vector<std::pair<std::uint16_t, std::uint32_t>> to_make;
   for (const auto& [column, target] : repair.targets) {
     if (target.read != 0) return;
@@ -158,6 +183,30 @@ void Repairs::go_on(Found found) {
     if (last) return;
   }
   start_puts(found);
+}
+
+bool Repairs::has_step() const {
+  return std::any_of(repairs_.begin(), repairs_.end(),
+                     [](const auto& item) { return item.second.state == State::checking; });
+}
+
+bool Repairs::step() {
+  const auto found = std::find_if(repairs_.begin(), repairs_.end(),
+                                  [](const auto& item) { return item.second.state == State::checking; });
+  if (found == repairs_.end()) return false;
+  Repair& repair = found->second;
+  ++counters_.groups_checked;
+  std::vector<Strip> strips;
+  for (const auto& [column, target] : repair.targets) strips.push_back(strip(repair, column, repair.group));
+  if (!port_.xor_is_zero(strips)) {
+    // The verdict takes the stripe away: only about bytes that are still what they were.
+    const bool sound = std::all_of(repair.targets.begin(), repair.targets.end(),
+                                   [&](const auto& item) { return matches(repair, item.first); });
+    end(found, sound ? Code::corrupt : Code::unreachable);
+    return true;
+  }
+  if (++repair.group == repair.plan->shape.groups()) end(found, Code::ok);
+  return true;
 }
 
 void Repairs::rebuild_progress(const Rebuilds::Progress& progress) {
@@ -261,7 +310,7 @@ void Repairs::end(Found found, Code code) {
     reads_.give_up(target.read);
   }
   for (const std::uint32_t slot : over.scratch) pages_.scrap(slot);
-  if (code != Code::ok) ++counters_.failed;
+  if (code != Code::ok && !over.cross_check) ++counters_.failed;
   answer(over.scope, over.stripe, code, over.written);
   leases_.drop(over.lease);
 }

@@ -1,5 +1,5 @@
 // host/repair.h: columns of stripes that di-meta wants made anew, because they are lost or their store
-// leaves.
+// leaves; and stripes that it wants cross-checked.
 //
 // A column that its store can still give is copied, which is the only way without parity; the others are made
 // out of those that are left.  A repair, one per meta_repair:
@@ -13,10 +13,18 @@
 //   making   the rebuild is done                        putting; kv_put per column whose store is up
 //   making   the rebuild failed                         (none); meta_repaired: unreachable
 //   putting  the last kv_put_done, its store lost       (none); meta_repaired with what is written
+// A cross-check is a repair without targets: it reads the data columns and parity 0, which is to be their XOR.
+// That finds what no checksum can: a stripe that was encoded wrong, of which every column is what it was.
+//   (none)   meta_repair without targets, all of those can be read, a place and scratch  copying
+//   copying  a column does not come, or does not match  (none); meta_repaired: unreachable
+//   copying  all of them are there and match            checking
+//   checking a step                                     checking the next layer group; (none) after the last
+//   checking the XOR of a group is not zero             (none); meta_repaired: corrupt
+//
 //   any      the lease or repair_wait is over           (none); meta_repaired: timeout, with what is written
 //   any      di-meta lost                               (none)
 // With (none) scratch and lease are given back, and reads are given up.  Its reads are the last of all
-// (priority 2), and its steps come after those of rebuilds and write-backs.
+// (priority 2), and its steps, one layer group each, come after those of rebuilds and write-backs.
 //
 // Owner: the core of a di-kvd host.  Bounds: repairs_max, each with the scratch of one stripe.
 #pragma once
@@ -38,6 +46,8 @@ namespace di::host {
 
 struct RepairCounters {
   std::uint64_t repairs = 0;
+  std::uint64_t checks = 0;  // begun
+  std::uint64_t groups_checked = 0;
   std::uint64_t refused = 0;
   std::uint64_t failed = 0;
   std::uint64_t columns = 0;  // written
@@ -66,6 +76,9 @@ class Repairs {
   void meta_lost();
   void lease_over(std::uint64_t lease);
   void on_time(const Now& now);
+  // Looks at one layer group of one stripe; false when there was none.
+  bool step();
+  [[nodiscard]] bool has_step() const;
   [[nodiscard]] Due next_due() const;
 
   [[nodiscard]] std::size_t count() const { return repairs_.size(); }
@@ -75,9 +88,9 @@ class Repairs {
                              std::map<std::uint64_t, std::size_t>& leases) const;
 
  private:
-  enum class State : std::uint8_t { copying, making, putting };
+  enum class State : std::uint8_t { copying, making, putting, checking };
   struct Target {
-    std::string instance;
+    std::string instance;  // where it is to be written; of a cross-check nowhere
     std::uint16_t volume = 0;
     std::uint32_t slot = 0;
     std::uint64_t read = 0;      // the transfer that brings it; 0: none does
@@ -94,7 +107,9 @@ class Repairs {
     std::vector<wire::PutPage> pages;
     std::uint64_t tenant = 0;
     State state = State::copying;
-    std::map<std::uint16_t, Target> targets;  // not yet written
+    bool cross_check = false;
+    std::uint32_t group = 0;                  // of a cross-check: the next to look at
+    std::map<std::uint16_t, Target> targets;  // not yet written; of a cross-check what it reads
     std::vector<std::uint32_t> scratch;
     std::vector<std::uint32_t> written;
     Code code = Code::ok;  // the first thing that went wrong
@@ -105,6 +120,7 @@ class Repairs {
   // Where a column can be read now.
   [[nodiscard]] const wire::Column* source_of(const StripePlan& plan, std::uint16_t column) const;
   [[nodiscard]] bool matches(const Repair& repair, std::uint16_t column) const;
+  [[nodiscard]] Strip strip(const Repair& repair, std::uint16_t column, std::uint32_t group) const;
   // What comes when nothing is read any more.
   void go_on(Found found);
   void start_puts(Found found);

@@ -225,4 +225,21 @@ Result<std::uint32_t> Erasure::decode(std::span<const Present> given, std::span<
   return wrong;
 }
 
+bool xor_is_zero(std::span<const ByteView> columns) {
+  constexpr std::size_t slice = 4096;
+  std::size_t longest = 0;
+  for (const ByteView column : columns) longest = std::max(longest, column.size());
+  std::array<std::byte, slice> sum;
+  for (std::size_t at = 0; at < longest; at += slice) {
+    sum.fill(std::byte{0});
+    for (const ByteView column : columns) {
+      if (column.size() <= at) continue;
+      const ByteView part = column.subspan(at, std::min(slice, column.size() - at));
+      for (std::size_t i = 0; i < part.size(); ++i) sum[i] ^= part[i];
+    }
+    if (std::any_of(sum.begin(), sum.end(), [](std::byte b) { return b != std::byte{0}; })) return false;
+  }
+  return true;
+}
+
 }  // namespace di::store

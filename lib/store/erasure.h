@@ -87,4 +87,8 @@ class Erasure {
   std::vector<Pattern> patterns_;  // ascending by `unused`
 };
 
+// True when the XOR of these is zero, a shorter one as if zeros followed: the data columns of a segment and
+// parity 0.  Plain on purpose: it shares no step with Erasure, whose mistakes it is to find.
+[[nodiscard]] bool xor_is_zero(std::span<const ByteView> columns);
+
 }  // namespace di::store

@@ -77,6 +77,9 @@ Settings make_settings(Rng& rng, bool calm) {
   settings.admit = rng.chance(0.7) ? host::Admit::always : host::Admit::second_sighting;
   settings.store_fails = rng.chance(0.4) ? rng.uniform() * 0.2 : 0;
   settings.reconcile = rng.chance(0.5) ? milliseconds(200 + rng.below(3000)) : Duration{};
+  settings.cross_check = settings.reconcile / 4;
+  // Of these some hosts' encoders are wrong now and then, and their checksums are right.
+  settings.encodes_wrong = settings.reconcile > seconds(2);
   switch (rng.below(3)) {
     case 0:
       break;  // 1+0
@@ -142,7 +145,12 @@ class Cluster {
       report_.cut += core.fetches().counters().fetches_cut;
       report_.rebuilt += core.fillings().counters().pages_rebuilt;
       report_.repaired += core.repairs().counters().columns;
+      report_.cross_checked += core.repairs().counters().checks;
       report_.degraded += core.writeback().counters().degraded;
+    }
+    if (world_.alive(meta_)) {
+      const directory::Index& index = static_cast<MetaNode*>(world_.node(meta_))->index();
+      report_.encoded_wrong = index.counters().cross_checks_wrong;
     }
     if (router() != nullptr) report_.reentries = static_cast<int>(router()->core.reentries());
     return report_;

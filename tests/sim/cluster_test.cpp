@@ -41,6 +41,8 @@ bool run(std::uint64_t seed, std::optional<std::uint16_t> lost, bool trace, di::
   sum.cut += report.cut;
   sum.rebuilt += report.rebuilt;
   sum.repaired += report.repaired;
+  sum.cross_checked += report.cross_checked;
+  sum.encoded_wrong += report.encoded_wrong;
   sum.degraded += report.degraded;
   if (report.failure.empty()) return true;
   std::printf("FAILED seed=%llu lost=%s: %s\n", static_cast<unsigned long long>(seed), without.c_str(), report.failure.c_str());
@@ -86,11 +88,13 @@ int main(int argc, char** argv) {
       static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.moved),
       static_cast<unsigned long long>(sum.events));
   // A fleet that never hits and never re-enters would prove nothing.
-  std::printf("cut=%llu rebuilt=%llu repaired=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.cut), static_cast<unsigned long long>(sum.rebuilt),
-              static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.degraded));
+  std::printf("cut=%llu rebuilt=%llu repaired=%llu cross_checked=%llu encoded_wrong=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.cut), static_cast<unsigned long long>(sum.rebuilt),
+              static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.cross_checked),
+              static_cast<unsigned long long>(sum.encoded_wrong),
+              static_cast<unsigned long long>(sum.degraded));
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0 ||
-                       sum.cut == 0 || sum.rebuilt == 0 || sum.repaired == 0 || sum.degraded == 0)) {
-    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, cut, rebuilt, repaired or degraded\n");
+                       sum.cut == 0 || sum.rebuilt == 0 || sum.repaired == 0 || sum.cross_checked == 0 || sum.encoded_wrong == 0 || sum.degraded == 0)) {
+    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, cut, rebuilt, repaired, cross-checked, found wrong or degraded\n");
     ++failed;
   }
   for (const std::uint16_t message : di::sim::said_again()) {

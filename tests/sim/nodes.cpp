@@ -38,6 +38,7 @@ directory::Index::Options index_options(std::uint64_t run, const Settings& setti
   options.placement.lab = true;
   options.repair_after = seconds(3);
   options.reconcile = settings.reconcile;
+  options.cross_check = settings.cross_check;
   options.repairs.bytes_per_s = std::uint64_t{1} << 30;
   return options;
 }
@@ -48,6 +49,7 @@ MetaNode::MetaNode(World& world, std::size_t process, MetaDisk& disk, const Sett
     : world_(world),
       process_(process),
       disk_(disk),
+      encodes_wrong_(settings.encodes_wrong),
       membership_(rows_of(disk), ++disk.run),
       index_(index_options(disk.run, settings), world.now()) {}
 
@@ -127,7 +129,9 @@ void MetaNode::on_message(const wire::Envelope& message) {
       index_.volumes(holder, *message.as<wire::meta_volumes>(), now);
       break;
     case wire::meta_repaired::number:
-      index_.repaired(holder, *message.as<wire::meta_repaired>(), now);
+      if (index_.repaired(holder, *message.as<wire::meta_repaired>(), now) == directory::Index::RepairEnd::wrong &&
+          !encodes_wrong_)
+        world_.fail("a stripe that was encoded right was found to be wrong");
       break;
     case wire::meta_read_failed::number:
       index_.read_failed(*message.as<wire::meta_read_failed>(), now);
@@ -425,7 +429,7 @@ std::string StoreNode::held() const {
 
 HostNode::HostNode(World& world, std::size_t process, DataPlane& data, const Member& self,
                    const Settings& settings, Fd* parked)
-    : world_(world), process_(process), data_(data) {
+    : world_(world), process_(process), data_(data), encodes_wrong_(settings.encodes_wrong) {
   constexpr std::uint32_t slots = 512;
   kv::ArenaOwner::Options arena;
   arena.name = self.instance;
@@ -485,6 +489,10 @@ std::vector<std::uint32_t> HostNode::encode(std::span<const host::Strip> data,
   for (const host::Strip& strip : parity) to.push_back(arena_->payload(strip.offset, strip.bytes));
   std::vector<std::uint32_t> crcs(data.size() + parity.size());
   code->encode(from, to, crcs);
+  if (encodes_wrong_ && !to.empty() && world_.rng.chance(0.1)) {
+    to[0][world_.rng.below(to[0].size())] ^= std::byte{1};
+    crcs[data.size()] = crc32c(to[0]);
+  }
   return crcs;
 }
 
@@ -504,6 +512,12 @@ std::uint32_t HostNode::decode(std::uint32_t data_columns, std::span<const CodeC
   const Result<std::uint32_t> wrong = code->decode(from, to);
   DI_ASSERT(wrong.ok());
   return *wrong;
+}
+
+bool HostNode::xor_is_zero(std::span<const host::Strip> columns) {
+  std::vector<ByteView> views;
+  for (const host::Strip& strip : columns) views.push_back(arena_->payload(strip.offset, strip.bytes));
+  return store::xor_is_zero(views);
 }
 
 Status HostNode::expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,

@@ -45,6 +45,8 @@ struct Settings {
   host::Admit admit = host::Admit::always;
   double store_fails = 0;  // chance of each read and put
   Duration reconcile{};
+  Duration cross_check{};
+  bool encodes_wrong = false;  // now and then
   directory::Geometry geometry{};
   std::size_t stores = 1;
   std::vector<engine::ScriptLine> lines;
@@ -72,6 +74,7 @@ class MetaNode final : public Node {
   void on_time() override;
   Instant turn() override;
   [[nodiscard]] std::string held() const override;
+  [[nodiscard]] const directory::Index& index() const { return index_; }
 
  private:
   void apply(const directory::Membership::Change& change);
@@ -85,6 +88,7 @@ class MetaNode final : public Node {
   World& world_;
   std::size_t process_;
   MetaDisk& disk_;
+  const bool encodes_wrong_;
   directory::Membership membership_;
   directory::Index index_;
   std::map<std::string, std::uint32_t> connected_;  // instance -> generation
@@ -207,6 +211,7 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   std::vector<std::uint32_t> encode(std::span<const host::Strip> data, std::span<const host::Strip> parity) override;
   std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
                        std::span<const std::uint32_t> wanted) override;
+  bool xor_is_zero(std::span<const host::Strip> columns) override;
   Status expose(const wire::Peer& peer, std::uint64_t transfer, transfer::Access access,
                 std::vector<transfer::SlotName> slots) override;
   void conceal(const wire::Peer& peer, std::uint64_t transfer) override;
@@ -219,6 +224,7 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   World& world_;
   std::size_t process_;
   DataPlane& data_;
+  const bool encodes_wrong_;
   std::map<std::uint64_t, std::uint64_t> pushes_;  // -> operation of the data plane
   // What the threads and the timer of the shell do after a restart; true while there is more.
   bool recover();

@@ -102,6 +102,18 @@ class FakeArena : public host::ArenaPort {
     return wrong;
   }
 
+  bool xor_is_zero(std::span<const host::Strip> columns) override {
+    ++cross_checks;
+    Bytes sum;
+    for (const host::Strip& strip : columns) {
+      if (strip.bytes == 0) continue;
+      const Bytes bytes = load(strip);
+      sum.resize(std::max(sum.size(), bytes.size()));
+      for (std::size_t i = 0; i < bytes.size(); ++i) sum[i] ^= bytes[i];
+    }
+    return std::all_of(sum.begin(), sum.end(), [](std::byte b) { return b == std::byte{0}; });
+  }
+
   // Segment `group` of a page in `ref` now has bytes with this checksum.
   void write(const kv::Layout& layout, const wire::SlotRef& ref, std::uint32_t group, std::uint32_t crc) {
     write_at(slots.at(ref.slot).assigned.offset, layout, ref.page_blocks, group, crc);
@@ -121,6 +133,7 @@ class FakeArena : public host::ArenaPort {
   std::map<std::uint64_t, std::uint32_t> written;  // payload offset of a segment -> checksum of its bytes
   std::uint64_t encodes = 0;
   std::uint64_t decodes = 0;
+  std::uint64_t cross_checks = 0;
 
  private:
   virtual Bytes load(const host::Strip& strip) {

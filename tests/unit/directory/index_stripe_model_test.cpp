@@ -89,6 +89,7 @@ class World {
 
   // Everybody is there and time passes: every stripe becomes whole, and the disks have nothing else.
   void finish() {
+    settling_ = true;
     for (auto& [name, store] : stores_) {
       if (!store.up) returns(name);
     }
@@ -136,6 +137,7 @@ class World {
     std::map<ColumnId, wire::ShardRecord> disk;
   };
   std::deque<Index::Question> questions_;
+  bool settling_ = false;  // no stripe is found wrong any more
   std::vector<wire::meta_read_failed> late_reports_;
   struct Put {
     std::string host;
@@ -352,6 +354,8 @@ class World {
                                                     repair.message.tenant};
       answer.written.push_back(column.column);
     }
+    if (repair.message.targets.empty() && !settling_ && rng_.chance(0.4))
+      answer.code = static_cast<std::uint16_t>(rng_.chance(0.5) ? Code::corrupt : Code::unreachable);
     index_->repaired(repair.host, answer, now_);
   }
   void host_restart() {
@@ -377,6 +381,7 @@ class World {
       evicted_ = evicted();
     }
     options.reconcile = seconds(60);
+    options.cross_check = seconds(30);
     questions_.clear();
     index_.emplace(options, now_);
     if (rng_.chance(0.5)) {
@@ -555,6 +560,9 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
     sum.columns_duplicate += seen.columns_duplicate;
     sum.columns_corrupt += seen.columns_corrupt;
     sum.reports_late += seen.reports_late;
+    sum.cross_checks_right += seen.cross_checks_right;
+    sum.cross_checks_wrong += seen.cross_checks_wrong;
+    sum.cross_checks_undecided += seen.cross_checks_undecided;
     sum.columns_repaired += seen.columns_repaired;
     sum.repairs_failed += seen.repairs_failed;
     sum.repairs_unneeded += seen.repairs_unneeded;
@@ -569,7 +577,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   for (const std::uint64_t count :
        {sum.puts_committed, sum.puts_degraded, sum.puts_no_space, sum.stripes_adopted, sum.stripes_incomplete,
         sum.stripes_missing, sum.stripes_lost, sum.columns_duplicate, sum.columns_corrupt,
-        sum.reports_late,
+        sum.reports_late, sum.cross_checks_right, sum.cross_checks_wrong, sum.cross_checks_undecided,
          sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded, sum.reconciles,
          sum.reconciled_missing, sum.reconciled_unknown, refused, evicted}) {
     EXPECT_GT(count, 3U);

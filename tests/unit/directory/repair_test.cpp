@@ -37,6 +37,26 @@ TEST_F(RepairTest, LeastRedundancyThenThoseInUseThenTheLongestWaiting) {
   EXPECT_EQ(queue.next(at_ms(0)), 1U);
 }
 
+TEST_F(RepairTest, WhatIsOnlyCrossCheckedComesLastUntilItLosesSomething) {
+  EXPECT_TRUE(queue.want(1, {.cross_check = true}));
+  EXPECT_TRUE(queue.want(2, {3, true}));
+  EXPECT_TRUE(queue.cross_checks(1));
+  EXPECT_FALSE(queue.cross_checks(2));
+  EXPECT_FALSE(queue.cross_checks(3));
+  EXPECT_EQ(queue.waiting_at(0), 0U);
+  EXPECT_EQ(queue.next(at_ms(0)), 2U);
+  start(2, 0);
+  EXPECT_EQ(queue.next(at_ms(0)), 1U);
+  start(1, 0);
+  EXPECT_TRUE(queue.cross_checks(1));
+  static_cast<void>(queue.finish(1, false, at_ms(0)));
+  EXPECT_FALSE(queue.has(1));
+  EXPECT_TRUE(queue.want(1, {.cross_check = true}));
+  EXPECT_TRUE(queue.want(1, {0, false}));
+  EXPECT_FALSE(queue.cross_checks(1));
+  EXPECT_EQ(queue.waiting_at(0), 1U);
+}
+
 TEST_F(RepairTest, RateIsKept) {
   for (std::uint64_t stripe = 1; stripe <= 3; ++stripe) EXPECT_TRUE(queue.want(stripe, {}));
   EXPECT_EQ(queue.next(at_ms(0)), 1U);

@@ -214,6 +214,110 @@ TEST(StripeRepair, TooFewColumnsAreSaidSo) {
   world.expect_nothing_held();
 }
 
+// ---- cross-check: a repair without targets
+
+// As whoever encoded it wrong would have left it: the column is another, and its checksums are those of what it is.
+void encode_wrong(Repaired& world, std::uint16_t column) {
+  StripeWorld::Stripe& stripe = world.stripes.at(world.id);
+  const kv::StripeShape shape = world.shape_of(stripe);
+  Bytes& bytes = world.stores[stripe.columns.at(column)].columns.at({world.id, column});
+  const std::uint32_t group = shape.groups() - 1;
+  bytes[shape.column_offset(column, group)] ^= std::byte{0x10};
+  const std::uint32_t crc = crc32c(ByteView(bytes).subspan(shape.column_offset(column, group), shape.segment_bytes(column, group)));
+  if (const auto place = shape.crc_index(column, group)) {
+    stripe.code.crcs[*place] = crc;
+  } else {
+    stripe.pages[shape.page_of(column)].crcs[group] = crc;
+  }
+}
+
+TEST(StripeCrossCheck, FindsWhatWasEncodedWrongWhateverItsChecksumsSay) {
+  for (const std::uint32_t pages : {1u, 2u, 4u}) {
+    for (const std::uint32_t remote : {0u, 7u}) {
+      SCOPED_TRACE(std::to_string(pages) + " pages, " + std::to_string(remote) + " stores elsewhere");
+      Repaired right(pages, remote);
+      const kv::StripeShape shape = right.shape_of(right.stripes.at(right.id));
+      right.repair(right.order());
+      right.settle();
+      ASSERT_EQ(right.repaired.size(), 1u);
+      EXPECT_EQ(right.repaired[0].code, 0);
+      EXPECT_TRUE(right.repaired[0].written.empty());
+      EXPECT_EQ(right.reads, shape.data_stored() + 1);
+      EXPECT_EQ(right.arena.cross_checks, shape.groups());
+      EXPECT_EQ(right.core->repairs().counters().checks, 1u);
+      EXPECT_EQ(right.core->repairs().counters().repairs, 0u);
+      right.expect_nothing_held();
+      for (std::uint32_t i = 0; i < shape.columns_stored(); ++i) {
+        const auto column = static_cast<std::uint16_t>(shape.stored_column(i));
+        if (shape.segment_bytes(column, shape.groups() - 1) == 0) continue;
+        Repaired world(pages, remote);
+        encode_wrong(world, column);
+        world.repair(world.order());
+        world.settle();
+        ASSERT_EQ(world.repaired.size(), 1u);
+        // Of parity only the first is an XOR.
+        EXPECT_EQ(world.repaired[0].code, column == 5 ? 0 : static_cast<std::uint16_t>(Code::corrupt)) << column;
+        EXPECT_TRUE(world.read_failed.empty());
+        EXPECT_EQ(world.core->repairs().counters().failed, 0u);
+        world.expect_nothing_held();
+      }
+    }
+  }
+}
+
+TEST(StripeCrossCheck, WithoutEveryColumnItSaysNothing) {
+  Repaired damaged(4);
+  damaged.spoil(damaged.id, 2);
+  damaged.repair(damaged.order());
+  damaged.settle();
+  ASSERT_EQ(damaged.repaired.size(), 1u);
+  EXPECT_EQ(damaged.repaired[0].code, static_cast<std::uint16_t>(Code::unreachable));
+  EXPECT_EQ(damaged.read_failed.size(), 1u);
+  EXPECT_EQ(damaged.arena.cross_checks, 0u);
+  damaged.expect_nothing_held();
+  Repaired away(4);
+  away.kill_store(away.stripes.at(away.id).columns.at(4));
+  away.repair(away.order());
+  away.settle();
+  ASSERT_EQ(away.repaired.size(), 1u);
+  EXPECT_EQ(away.repaired[0].code, static_cast<std::uint16_t>(Code::unreachable));
+  EXPECT_EQ(away.reads, 0u);
+  away.expect_nothing_held();
+  // The second parity is not looked at.
+  Repaired second(4);
+  second.kill_store(second.stripes.at(second.id).columns.at(5));
+  second.repair(second.order());
+  second.settle();
+  ASSERT_EQ(second.repaired.size(), 1u);
+  EXPECT_EQ(second.repaired[0].code, 0);
+  second.expect_nothing_held();
+  Repaired without(1, 0, 1, 0);
+  without.repair(without.order());
+  ASSERT_EQ(without.repaired.size(), 1u);
+  EXPECT_EQ(without.repaired[0].code, static_cast<std::uint16_t>(Code::invalid));
+  without.expect_nothing_held();
+}
+
+TEST(StripeCrossCheck, BytesThatChangeUnderItGiveNoVerdict) {
+  Repaired world(4);
+  world.repair(world.order());
+  for (int i = 0; i < 1000 && !world.core->repairs().has_step(); ++i) {
+    if (!world.mail.empty()) {
+      world.deliver(0);
+    } else if (!world.work.empty()) {
+      world.work_on(0);
+    }
+  }
+  ASSERT_TRUE(world.core->repairs().has_step());
+  for (const auto& [slot, page] : world.core->pages().all()) {
+    if (page.state == PageState::scratch) world.arena.at(page.place.offset, 1)[0] ^= std::byte{0x10};
+  }
+  world.settle();
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::unreachable));
+  world.expect_nothing_held();
+}
+
 TEST(StripeRepair, FetchesAndRepairsWaitWhileThereIsOneAndMoveWithIt) {
   Repaired world(4);
   world.lose(0);
@@ -285,8 +389,8 @@ TEST(StripeRepair, OrdersThatCannotBeCarriedOutAreAnsweredAtOnce) {
   order.pages.pop_back();
   refused(order, Code::invalid);
   order = world.order();
-  order.targets.clear();
-  refused(order, Code::invalid);
+  order.targets.clear();  // a cross-check, and one of its columns is lost
+  refused(order, Code::unreachable);
   order = world.order();
   order.targets.push_back(order.targets[0]);
   refused(order, Code::invalid);
@@ -314,9 +418,10 @@ TEST(StripeRepair, NothingIsLeftWhateverEndsIt) {
     for (int moment = 0; moment < 40; ++moment) {
       SCOPED_TRACE("end=" + std::to_string(end) + " moment=" + std::to_string(moment));
       Repaired world(4, 3);
-      // One of the two is copied in every second case.
-      moment % 2 == 0 ? world.lose(3) : world.leave(3);
-      world.lose(4);
+      // Of three cases one makes both, one copies one of them, and one is a cross-check.
+      if (moment % 3 == 0) world.lose(3);
+      if (moment % 3 == 1) world.leave(3);
+      if (moment % 3 != 2) world.lose(4);
       world.repair(world.order());
       for (int i = 0; i < moment; ++i) {
         if (!world.mail.empty()) {

@@ -403,5 +403,26 @@ TEST_P(Erasures, golden_vectors) {
   EXPECT_EQ(lines, 15u);
 }
 
+TEST(CrossCheck, ParityZeroIsTheXorOfTheDataAndNothingElseIs) {
+  Rng rng(20261130);
+  for (const Lengths& lengths : {Lengths{8192, 8192, 8192}, Lengths{12288, 4096, 0}, Lengths{5, 4099, 8200}, Lengths{1, 0, 0}}) {
+    const Segment segment(3, 2, lengths, rng);
+    std::vector<Bytes> columns(segment.columns.begin(), segment.columns.begin() + 4);
+    const auto zero = [&] { return xor_is_zero(std::vector<ByteView>(columns.begin(), columns.end())); };
+    EXPECT_TRUE(zero());
+    for (Bytes& column : columns) {
+      if (column.empty()) continue;
+      for (const std::size_t at : {std::size_t{0}, column.size() / 2, column.size() - 1}) {
+        column[at] ^= std::byte{0x10};
+        EXPECT_FALSE(zero());
+        column[at] ^= std::byte{0x10};
+      }
+    }
+    std::swap(columns[3], *std::next(columns.begin(), 2));  // of whichever column, it stays what it is
+    EXPECT_TRUE(zero());
+  }
+  EXPECT_TRUE(xor_is_zero({}));
+}
+
 }  // namespace
 }  // namespace di::store
