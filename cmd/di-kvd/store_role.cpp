@@ -149,7 +149,8 @@ Result<store::DiskFile> StoreRole::make_volume(const std::string& path) const {
   if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
   if (std::rename(fresh.c_str(), path.c_str()) != 0) return errno_error("rename " + fresh);
   log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
-  return made;
+  made->disk.reset();
+  return store::disk_open(path);  // under its name, which errors tell
 }
 
 // The same.
@@ -163,7 +164,8 @@ Result<store::DiskFile> StoreRole::make_folder(const std::string& path) const {
   if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
   if (Status named = store::folder_rename(fresh, folder); !named.ok()) return named.error();
   log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
-  return made;
+  made->disk.reset();
+  return store::folder_open(folder);
 }
 
 Status StoreRole::format(store::Disk& disk) const {

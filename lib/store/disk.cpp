@@ -21,10 +21,11 @@ namespace di::store {
 
 namespace {
 
-// Of what is open, a file or a device.  Errors: invalid (neither), io.
+// Of what is open, a file or a device.  Errors: invalid (neither), not_found (removed meanwhile), io.
 Result<std::uint64_t> length_of(int fd, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return errno_error("stat " + path);
+  if (S_ISREG(status.st_mode) && status.st_nlink == 0) return Error{Code::not_found, ENOENT, path + " was removed"};
   if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
   if (!S_ISBLK(status.st_mode)) {
     return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};

@@ -71,6 +71,7 @@ class FolderDisk final : public Disk {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       struct stat status {};
       if (::fstat(parts_[i]->fd.get(), &status) != 0) return folder_error("stat " + parts_[i]->path);
+      if (status.st_nlink == 0) return Error{Code::not_found, ENOENT, parts_[i]->path + " was removed"};
       const std::uint64_t begin = i * part_bytes_;
       const auto length = static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
       if (length < std::min(part_bytes_, bytes_ - begin)) return begin + length;
@@ -218,6 +219,8 @@ Result<DiskFile> folder_open(const std::string& folder) {
     part->path = part_path(folder, i);
     part->fd = Fd(::open(part->path.c_str(), O_RDWR | O_CLOEXEC));
     if (!part->fd.valid()) return folder_error("open " + part->path);
+    // Somebody may have removed the other lock.
+    if (i == 0) DI_TRY(disk_lock(part->fd.get(), folder));
     struct stat status {};
     if (::fstat(part->fd.get(), &status) != 0) return folder_error("stat " + part->path);
     const auto length = static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
@@ -250,6 +253,7 @@ Result<DiskFile> folder_create(const std::string& folder, std::uint64_t bytes, b
       part->path = part_path(folder, parts.size());
       part->fd = Fd(::open(part->path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0640));
       if (!part->fd.valid()) return folder_error("open " + part->path);
+      if (at == 0) DI_TRY(disk_lock(part->fd.get(), folder));
       // Space is taken now, as far as the file system has a notion of that.
       const auto length = static_cast<off_t>(std::min(part_bytes, bytes - at));
       if (const int failed = ::posix_fallocate(part->fd.get(), 0, length); failed != 0) {

@@ -3,8 +3,9 @@
 // The bytes lie one after the other in part.0, part.1, ..., all as long as the first one but the last.  None is
 // longer than folder_part_bytes_max, unless that made more than folder_parts_max: such file systems spread and
 // recover whole files.  Nothing here wants O_DIRECT, one length for all, or a single writer's cache: flush() asks
-// each file that was written to.  A folder gets its name when it is whole, and the file `lock` in it keeps a
-// second process out, where the file system passes locks on to other machines on those, too.
+// each file that was written to.  A folder gets its name when it is whole, and a lock on the file
+// `lock` in it, and one on the first part, keep a second process out, where the file system passes locks on to other
+// machines on those, too.
 //
 // Threads: as of store/disk.h.  Bounds: folder_parts_max open files.
 #pragma once

@@ -10,7 +10,7 @@
 //   failed  any         more than errors_max errors in errors_within              refused     while they
 //           any         more than corrupt_max wrong checksums in corrupt_within               succeed
 //           avoid       slow for failed_after
-//           any         the file or device is shorter than the volume
+//           any         the file or device is shorter than the volume, or was removed
 //   failed stays until the volume is opened anew.
 //
 // An interval is slow when its 99th percentile is slow_factor times what it was in the disk's own past, and
@@ -59,6 +59,7 @@ class DiskHealth {
     std::uint64_t ended = 0;
     std::uint64_t p99_us = 0;
     bool cut_short = false;  // the disk is shorter than it was
+    bool removed = false;    // it is of files, and one has no name any more
   };
   DiskHealth() = default;
   // Of a disk that is opened anew: what was counted until then is over.
@@ -67,7 +68,7 @@ class DiskHealth {
   DiskState step(const Sample& sample, Instant now);
 
   [[nodiscard]] DiskState state() const { return state_; }
-  // Why it is not good: "errors", "corrupt", "short", "slow", "full"; empty when it is.
+  // Why it is not good: "errors", "corrupt", "short", "removed", "slow", "full"; empty when it is.
   [[nodiscard]] std::string_view reason() const { return reason_; }
   // What the 99th percentile used to be.
   [[nodiscard]] double past_p99_us() const { return past_us_; }

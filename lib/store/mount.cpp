@@ -272,6 +272,8 @@ void Mount::health_look() {
   sample.p99_us = std::max(read_p99_.p99(figures_->read_us), write_p99_.p99(figures_->write_us));
   if (const auto end = cut_short_ ? std::nullopt : cut_at()) give_up_behind(*end);
   sample.cut_short = cut_short_;
+  const Result<std::uint64_t> length = disk_->bytes_now();
+  sample.removed = !length && length.error().code == Code::not_found;
   budget_look();
   const DiskState before = health_.state();
   const DiskState now = health_.step(sample, loop_.monotonic_now());

@@ -164,6 +164,15 @@ TEST_P(EachDiskTest, that_shrank_is_an_error_not_a_crash) {
   EXPECT_EQ(made->disk->read(16384, buffer.first(8192)).error().code, Code::io);
 }
 
+TEST_P(EachDiskTest, whose_file_was_removed_has_no_length) {
+  auto made = create(1 << 20, false);
+  ASSERT_TRUE(made.ok());
+  std::filesystem::remove(GetParam() == Kind::file ? path : path + "/part.1");
+  EXPECT_EQ(made->disk->bytes_now().error().code, Code::not_found);
+  AlignedBuffer buffer(4096);
+  EXPECT_TRUE(made->disk->read(part_bytes, buffer.first(4096)).ok());  // as long as it is open
+}
+
 // ---- folders
 
 TEST_F(DiskTest, folder_has_short_files_and_a_name_when_it_is_whole) {
@@ -181,6 +190,8 @@ TEST_F(DiskTest, folder_has_short_files_and_a_name_when_it_is_whole) {
     EXPECT_EQ(folder_open(path).error().code, Code::busy);
     AlignedBuffer buffer(4096);
     EXPECT_TRUE(made->disk->write(0, buffer.first(4096)).ok());  // still the same one
+    std::filesystem::remove(path + "/lock");
+    EXPECT_EQ(folder_open(path).error().code, Code::busy);
   }
   EXPECT_TRUE(folder_open(path).ok());
   folder_remove(path);

@@ -78,6 +78,13 @@ TEST(DiskHealth, disk_that_was_cut_short_fails_for_good) {
   EXPECT_EQ(disk.tick(100, 8000), DiskState::failed);
 }
 
+TEST(DiskHealth, disk_whose_file_was_removed_fails_for_good) {
+  Watched disk;
+  disk.sample.removed = true;
+  EXPECT_EQ(disk.tick(100, 8000), DiskState::failed);
+  EXPECT_EQ(disk.health.reason(), "removed");
+}
+
 TEST(DiskHealth, disk_that_is_opened_anew_has_no_past_errors) {
   Watched disk;
   disk.sample.errors += 1000;

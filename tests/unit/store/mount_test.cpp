@@ -337,6 +337,18 @@ TEST_F(MountTest, volume_that_is_cut_short_gives_up_what_lies_behind_its_end) {
   EXPECT_EQ(mount().stats().slots_live, 2u);
 }
 
+TEST_F(MountTest, volume_whose_file_was_removed_is_read_and_takes_nothing) {
+  start_with_host();
+  server->meta_up(meta);
+  ASSERT_EQ(put(1, 2), Code::ok);
+  cut_at = UINT64_MAX;
+  ASSERT_TRUE(until([&] { return mount().state() == DiskState::failed; }));
+  EXPECT_EQ(mount().reason(), "removed");
+  EXPECT_EQ(got<wire::meta_volumes>().back().volumes.at(0).state, 2u);
+  EXPECT_EQ(put(2, 2), Code::io);
+  EXPECT_EQ(read(10, 1, take(2, kv::SlotState::filling)).back().code, static_cast<std::uint16_t>(Code::ok));
+}
+
 TEST_F(MountTest, read_behind_the_end_finds_at_once_that_the_volume_is_short) {
   start_with_host();
   server->meta_up(meta);

@@ -106,7 +106,10 @@ struct ServerTest : testing::Test {
   struct Borrowed final : Disk {
     Borrowed(Disk& to, const ServerTest& test) : disk(to), world(test) {}
     [[nodiscard]] std::uint64_t bytes() const override { return disk.bytes(); }
-    [[nodiscard]] Result<std::uint64_t> bytes_now() const override { return world.cut_at.value_or(disk.bytes()); }
+    [[nodiscard]] Result<std::uint64_t> bytes_now() const override {
+      if (world.cut_at == UINT64_MAX) return Error{Code::not_found, 0, "removed"};
+      return world.cut_at.value_or(disk.bytes());
+    }
     Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
       if (world.before_read) world.before_read();
       return disk.read_pieces(offset, to);
@@ -379,7 +382,7 @@ struct ServerTest : testing::Test {
   std::optional<kv::SlotPool> slots;
   std::unique_ptr<transfer::ShmServer> arena_socket;
   std::function<void()> mid_segment;
-  std::optional<std::uint64_t> cut_at;  // where every disk ends now
+  std::optional<std::uint64_t> cut_at;  // where every disk ends now; UINT64_MAX: its file was removed
   std::function<void()> before_read;   // on the disk's threads; set while nothing reads
   std::function<void()> before_flush;  // the same; set while nothing is flushed
   std::function<void(std::function<void()>)> put_written;
