@@ -39,7 +39,8 @@ constexpr Command table[] = {
     {"show peers", "", Scope::each, "who is connected to whom"},
     {"show requests", "", Scope::each, "requests in flight", "di-router"},
     {"show ranks", "", Scope::each, "ranks with their credit and load", "di-router"},
-    {"show kv", "[pages|holders]", Scope::each, "what the cache holds, by place; -a: every figure", "", kv_columns},
+    {"show kv", "[pages|holders]", Scope::each, "what the cache holds, by place; -a: every figure", "",
+     kv_columns},
     {"show volumes", "", Scope::each, "the volumes of the stores; -a: every figure", "", volume_columns},
     {"show missratio", "", Scope::each, "what share of blocks a cache of other sizes would miss", "di-meta"},
     {"show tenants", "", Scope::each, "what each tenant has in the store, and its quota", "di-meta"},
@@ -51,7 +52,8 @@ constexpr Command table[] = {
     {"drain", "INSTANCE", Scope::named, "take no new work, finish what runs", a_rank},
     {"resume", "INSTANCE", Scope::named, "take work again", a_rank},
     {"kv fsck", "STORE", Scope::named, "look at every slot of a store and count", a_store},
-    {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second", a_store},
+    {"kv scrub", "STORE", Scope::named, "read a store now and compare every byte; a row each second",
+     a_store},
     {"kv volume return", "VOLUME STORE", Scope::named,
      "open a volume again whose disk was mended, by its number", a_store},
     {"kv du", "", Scope::each, "bytes in the store by layout and geometry", "di-meta"},
@@ -60,7 +62,8 @@ constexpr Command table[] = {
     {"kv drain", "[STORE] [off]", Scope::each, "empty a store node for good; what is left on it", "di-meta"},
     {"kv rebalance", "", Scope::each, "make the placements of new stripes anew", "di-meta"},
     {"kv drop", "STRIPE", Scope::each, "take a stripe out of the cache", "di-meta"},
-    {"kv drop store", "STORE", Scope::each, "give up what a store had that is away and will not be back", "di-meta"},
+    {"kv drop store", "STORE", Scope::each, "give up what a store had that is away and will not be back",
+     "di-meta"},
     {"forget", "INSTANCE", Scope::each, "take one that is away off show fleet", "di-meta"},
     {"backup", "FILE", Scope::each, "copy the catalogue, while it is used", "di-meta"},
     {"kv drop arena", "HOST", Scope::named, "empty the arena of a host: cached pages that nobody holds",
@@ -414,14 +417,16 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
                    std::string(command->by).c_str());
     } else {
       const bool here = flags.run_dir != "run" && !instances_in("run").empty();
-      std::fprintf(stderr, "di-ctl: nothing runs in %s (%s)\n", std::filesystem::absolute(flags.run_dir).c_str(),
+      std::fprintf(stderr, "di-ctl: nothing runs in %s (%s)\n",
+                   std::filesystem::absolute(flags.run_dir).c_str(),
                    here ? "a fleet runs in ./run: -r run" : "-r RUNDIR names another run directory");
     }
     return daemon::exit_failure;
   }
-  const int status = command->scope == Scope::first
-                         ? ask_first(session, instances, words)
-                         : ask_each(session, instances, words, !flags.instance.empty() || !command->by.empty());
+  const int status =
+      command->scope == Scope::first
+          ? ask_first(session, instances, words)
+          : ask_each(session, instances, words, !flags.instance.empty() || !command->by.empty());
   output->end();
   // Whoever looks at a terminal should not have to guess.
   const bool lists = words.front() == "show" || command->words == "kv drain" || command->words == "kv du";

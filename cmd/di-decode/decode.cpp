@@ -24,17 +24,27 @@ worker::FaultPlaces fault_places() {
   places.step_done = [](const rank::BatchDone&) { daemon::fault(FaultPoint::decode_mid_step); };
   places.before_send = [](const wire::Envelope& message) {
     switch (message.number) {
-      case wire::kv_sealed::number: return daemon::fault(FaultPoint::decode_before_sealed);
-      case wire::request_done::number: return daemon::fault(FaultPoint::decode_before_done);
-      default: return FaultAction::none;
+      case wire::kv_sealed::number:
+        return daemon::fault(FaultPoint::decode_before_sealed);
+      case wire::request_done::number:
+        return daemon::fault(FaultPoint::decode_before_done);
+      default:
+        return FaultAction::none;
     }
   };
   places.after_send = [](const wire::Envelope& message) {
     switch (message.number) {
-      case wire::seat_granted::number: daemon::fault(FaultPoint::decode_after_seat); break;
-      case wire::decode_started::number: daemon::fault(FaultPoint::decode_after_started); break;
-      case wire::token_batch::number: daemon::fault(FaultPoint::decode_after_first_batch); break;
-      default: break;
+      case wire::seat_granted::number:
+        daemon::fault(FaultPoint::decode_after_seat);
+        break;
+      case wire::decode_started::number:
+        daemon::fault(FaultPoint::decode_after_started);
+        break;
+      case wire::token_batch::number:
+        daemon::fault(FaultPoint::decode_after_first_batch);
+        break;
+      default:
+        break;
     }
   };
   return places;
@@ -42,10 +52,13 @@ worker::FaultPlaces fault_places() {
 
 void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon::Metrics::Labels& labels) {
   const auto& core = static_cast<const rank::DecodeCore&>(rank);
-  metrics.counter_from("di_decode_tokens_total", "Tokens produced", [&core] { return core.tokens_produced(); }, labels);
-  metrics.counter_from("di_decode_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
-  metrics.counter_from("di_decode_pages_given_up_total", "Finished pages that found no slot in the arena",
-                       [&core] { return core.pages_given_up(); }, labels);
+  metrics.counter_from(
+      "di_decode_tokens_total", "Tokens produced", [&core] { return core.tokens_produced(); }, labels);
+  metrics.counter_from(
+      "di_decode_steps_total", "Engine steps", [&core] { return core.steps(); }, labels);
+  metrics.counter_from(
+      "di_decode_pages_given_up_total", "Finished pages that found no slot in the arena",
+      [&core] { return core.pages_given_up(); }, labels);
 }
 
 }  // namespace
@@ -53,7 +66,9 @@ void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon:
 std::unique_ptr<worker::RankProgram> make_program(const worker::Config& config) {
   return std::make_unique<worker::RankProgram>(
       config,
-      [config](std::uint16_t rank, const engine::Description& description) { return make_core(config, rank, description); },
+      [config](std::uint16_t rank, const engine::Description& description) {
+        return make_core(config, rank, description);
+      },
       fault_places(), count);
 }
 

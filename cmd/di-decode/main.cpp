@@ -9,7 +9,8 @@
 #include "decode.h"
 
 int main(int argc, char** argv) {
-  const di::daemon::Description about{"di-decode", "writes answers: continuous batching over handed-over requests"};
+  const di::daemon::Description about{"di-decode",
+                                      "writes answers: continuous batching over handed-over requests"};
   const auto parsed = di::daemon::parse<di::worker::Config>(about, argc, argv, di::worker::decode_params,
                                                             di::worker::validate);
   const auto program = di::decode::make_program(parsed.config);

@@ -14,7 +14,8 @@ namespace {
 // DEVICE[/PORT[/GID]].
 Result<transfer::VerbsPort> rail_parse(const std::string& text) {
   transfer::VerbsPort rail;
-  const Error wrong{Code::invalid, 0, "transfer.rails: \"" + text + "\": want DEVICE, DEVICE/PORT or DEVICE/PORT/GID"};
+  const Error wrong{Code::invalid, 0,
+                    "transfer.rails: \"" + text + "\": want DEVICE, DEVICE/PORT or DEVICE/PORT/GID"};
   const std::size_t port_at = text.find('/');
   rail.device = text.substr(0, port_at);
   if (rail.device.empty()) return wrong;
@@ -34,12 +35,14 @@ Result<transfer::VerbsPort> rail_parse(const std::string& text) {
 void data_params(config::Params& params, DataConfig& config) {
   params.choice("transfer.kind", config.kind, {{DataKind::tcp, "tcp"}, {DataKind::verbs, "verbs"}},
                 {.help = "what data connections are made of; the same in all of a fleet"});
-  params.list("transfer.rails", config.rails,
-              {.help = "of verbs: ports as DEVICE/PORT/GID, as in [\"mlx5_0/1/3\"]; none: the first that is up"});
+  params.list(
+      "transfer.rails", config.rails,
+      {.help = "of verbs: ports as DEVICE/PORT/GID, as in [\"mlx5_0/1/3\"]; none: the first that is up"});
   params.string("transfer.bind", config.bind,
                 {.help = "address for data connections of other machines, as in \"10.0.0.5:0\"; none: off"});
-  params.string("transfer.advertise", config.advertise,
-                {.help = "data endpoint told to others, as in \"tcp://10.0.0.5:7400\"; none: what was bound"});
+  params.string(
+      "transfer.advertise", config.advertise,
+      {.help = "data endpoint told to others, as in \"tcp://10.0.0.5:7400\"; none: what was bound"});
   params.boolean("transfer.seal", config.seal,
                  {.help = "encrypt data connections (AES-256-GCM); between zones they always are"});
   params.size("transfer.link_bytes_per_s", config.link_bytes_per_s,
@@ -61,7 +64,8 @@ Status DataPlane::open_tcp(transfer::Region* region) {
 }
 
 Status DataPlane::open_verbs(const Shared& shared) {
-  if (config_.seal) return Error{Code::invalid, 0, "transfer.kind = \"verbs\" cannot seal: transfer.seal is for tcp"};
+  if (config_.seal)
+    return Error{Code::invalid, 0, "transfer.kind = \"verbs\" cannot seal: transfer.seal is for tcp"};
   transfer::VerbsFabricOptions options;
   options.self.instance = std::string(daemon_.instance());
   options.listen = config_.bind;
@@ -74,7 +78,8 @@ Status DataPlane::open_verbs(const Shared& shared) {
   }
   if (options.rails.empty()) options.rails.emplace_back();
   options.budget.bytes_per_s = config_.link_bytes_per_s;
-  Result<std::unique_ptr<transfer::VerbsFabric>> fabric = transfer::make_verbs_fabric(daemon_.loop(), options);
+  Result<std::unique_ptr<transfer::VerbsFabric>> fabric =
+      transfer::make_verbs_fabric(daemon_.loop(), options);
   if (!fabric) return fabric.error().in("transfer.kind");
   endpoint_ = (*fabric)->endpoint();
   set_self_ = [verbs = fabric->get()](const wire::Peer& self) { verbs->set_self(self); };
@@ -82,8 +87,8 @@ Status DataPlane::open_verbs(const Shared& shared) {
   return {};
 }
 
-Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, const DataConfig& config, Shared shared,
-                                                    Events events) {
+Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, const DataConfig& config,
+                                                    Shared shared, Events events) {
   std::unique_ptr<DataPlane> plane(new DataPlane(daemon, config));
   DataPlane* self = plane.get();
   if (!config.bind.empty()) {
@@ -142,8 +147,7 @@ void DataPlane::want_ticket(const wire::Peer& peer) {
   if (found == peers_.end() || found->second.generation != peer.generation || found->second.data.empty()) {
     return fabric_->ticket_refused(peer);
   }
-  const Status sent =
-      daemon_.endpoint().send(found->second.id, wire::data_open{must_seal(found->second)});
+  const Status sent = daemon_.endpoint().send(found->second.id, wire::data_open{must_seal(found->second)});
   if (!sent.ok()) fabric_->ticket_refused(peer);
 }
 
@@ -166,7 +170,8 @@ void DataPlane::asked(const net::Incoming& in, const wire::data_open& message) {
   }
   const auto bytes = [](const auto& array) {
     Bytes copy(array.size());
-    std::transform(array.begin(), array.end(), copy.begin(), [](std::uint8_t byte) { return std::byte{byte}; });
+    std::transform(array.begin(), array.end(), copy.begin(),
+                   [](std::uint8_t byte) { return std::byte{byte}; });
     return copy;
   };
   opened.ticket = bytes(ticket->secret);
@@ -191,7 +196,8 @@ void DataPlane::answered(const net::Incoming& in, const wire::data_opened& messa
     return fabric_->ticket_refused(peer);
   }
   const auto copy = [](const Bytes& from, auto& to) {
-    std::transform(from.begin(), from.end(), to.begin(), [](std::byte byte) { return static_cast<std::uint8_t>(byte); });
+    std::transform(from.begin(), from.end(), to.begin(),
+                   [](std::byte byte) { return static_cast<std::uint8_t>(byte); });
   };
   copy(message.ticket, ticket.secret);
   copy(message.key, ticket.key);
@@ -202,18 +208,22 @@ void DataPlane::answered(const net::Incoming& in, const wire::data_opened& messa
 void DataPlane::register_metrics(daemon::Metrics& metrics) {
   using Counters = transfer::FabricCounters;
   using Gauges = transfer::FabricGauges;
-  const auto counter = [&](std::string_view name, std::string_view help, std::uint64_t Counters::* cell,
+  const auto counter = [&](std::string_view name, std::string_view help, std::uint64_t Counters::*cell,
                            daemon::Metrics::Labels labels = {}) {
-    metrics.counter_from(name, help, [this, cell] { return fabric_->counters().*cell; }, std::move(labels));
+    metrics.counter_from(
+        name, help, [this, cell] { return fabric_->counters().*cell; }, std::move(labels));
   };
-  counter("di_transfer_written_bytes_total", "Bytes written into arenas of other machines", &Counters::written_bytes);
-  counter("di_transfer_read_bytes_total", "Bytes read out of arenas of other machines", &Counters::read_bytes);
+  counter("di_transfer_written_bytes_total", "Bytes written into arenas of other machines",
+          &Counters::written_bytes);
+  counter("di_transfer_read_bytes_total", "Bytes read out of arenas of other machines",
+          &Counters::read_bytes);
   counter("di_transfer_received_bytes_total", "Bytes that others wrote here", &Counters::received_bytes);
   counter("di_transfer_served_bytes_total", "Bytes that others read here", &Counters::served_bytes);
   counter("di_transfer_failed_total", "Operations that ended with an error", &Counters::ops_failed);
   counter("di_transfer_cancelled_total", "Operations that were cancelled", &Counters::ops_cancelled);
   counter("di_transfer_dials_total", "Data connections tried", &Counters::dials);
-  counter("di_transfer_dials_failed_total", "Data connections that did not come about", &Counters::dials_failed);
+  counter("di_transfer_dials_failed_total", "Data connections that did not come about",
+          &Counters::dials_failed);
   const std::string_view refused = "Accesses and connections refused here";
   counter("di_transfer_refused_total", refused, &Counters::refused_ticket, {{"why", "ticket"}});
   counter("di_transfer_refused_total", refused, &Counters::refused_transfer, {{"why", "transfer"}});
@@ -225,7 +235,7 @@ void DataPlane::register_metrics(daemon::Metrics& metrics) {
   counter("di_transfer_refused_total", refused, &Counters::refused_connections, {{"why", "too_many"}});
   metrics.gauge_from("di_transfer_connections", "Data connections, both directions",
                      [this] { return static_cast<std::int64_t>(fabric_->gauges().connections); });
-  const auto held = [&](std::string_view what, std::size_t Gauges::* cell) {
+  const auto held = [&](std::string_view what, std::size_t Gauges::*cell) {
     metrics.held_from(what, [this, cell] { return static_cast<std::int64_t>(fabric_->gauges().*cell); });
   };
   held("transfers", &Gauges::ops);

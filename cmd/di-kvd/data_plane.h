@@ -26,7 +26,8 @@ enum class DataKind : std::uint8_t { tcp, verbs };
 
 struct DataConfig {
   DataKind kind = DataKind::tcp;
-  std::vector<std::string> rails;  // of verbs: DEVICE, DEVICE/PORT or DEVICE/PORT/GID; none: the first that is up
+  // of verbs: DEVICE, DEVICE/PORT or DEVICE/PORT/GID; none: the first that is up
+  std::vector<std::string> rails;
   std::string bind;       // empty: no data plane, this di-kvd moves bytes on its own machine only
   std::string advertise;  // empty: what was bound
   bool seal = false;
@@ -47,8 +48,8 @@ class DataPlane {
     MutableByteView memory;  // where its slots are
   };
   // Errors: invalid, io; of verbs also not_found, no_space, unsupported.
-  static Result<std::unique_ptr<DataPlane>> start(daemon::Daemon& daemon, const DataConfig& config, Shared shared,
-                                                  Events events);
+  static Result<std::unique_ptr<DataPlane>> start(daemon::Daemon& daemon, const DataConfig& config,
+                                                  Shared shared, Events events);
   DataPlane(const DataPlane&) = delete;
   DataPlane& operator=(const DataPlane&) = delete;
 

@@ -41,21 +41,18 @@ void host_params(config::Params& params, HostConfig& config) {
       {.def = 256_MiB, .min = 1_MiB, .help = "payload of the arena that the ranks of this host share"});
   params.boolean("kv.prefault", config.prefault,
                  {.help = "touch the whole arena before being ready, on all cores, and lock it in memory"});
-  params.choice<kv::HugePages>("kv.hugepages", config.huge_pages,
-                               {{kv::HugePages::automatic, "auto"},
-                                {kv::HugePages::off, "off"},
-                                {kv::HugePages::on, "on"}},
-                               {.def = kv::HugePages::automatic,
-                                .help = "pages of 2 MiB for the arena: when the pool has enough, never, or not "
-                                        "without them"});
-  params.choice<Park>("kv.park", config.park,
-                      {{Park::automatic, "auto"},
-                       {Park::systemd, "systemd"},
-                       {Park::holder, "holder"},
-                       {Park::off, "off"}},
-                      {.def = Park::automatic,
-                       .help = "who keeps the arena while di-kvd is restarted: systemd where it can, else a "
-                               "di-hold process"});
+  params.choice<kv::HugePages>(
+      "kv.hugepages", config.huge_pages,
+      {{kv::HugePages::automatic, "auto"}, {kv::HugePages::off, "off"}, {kv::HugePages::on, "on"}},
+      {.def = kv::HugePages::automatic,
+       .help = "pages of 2 MiB for the arena: when the pool has enough, never, or not "
+               "without them"});
+  params.choice<Park>(
+      "kv.park", config.park,
+      {{Park::automatic, "auto"}, {Park::systemd, "systemd"}, {Park::holder, "holder"}, {Park::off, "off"}},
+      {.def = Park::automatic,
+       .help = "who keeps the arena while di-kvd is restarted: systemd where it can, else a "
+               "di-hold process"});
   params.integer("kv.fetch_delay_ms", config.fetch_delay_ms,
                  {.max = 60000, .help = "slows every layer group of a fetch down by so much, for tests"});
   params.choice("kv.admit", config.admit,
@@ -68,22 +65,25 @@ void host_params(config::Params& params, HostConfig& config) {
                   .max = 1 << 20,
                   .unit = "pages",
                   .help = "sealed pages that wait for the store; above, the oldest is not written"});
-  params.integer("kv.stripe_linger_ms", config.stripe_linger_ms,
-                 {.def = 100,
-                  .max = 60000,
-                  .unit = "ms",
-                  .help = "how long a sealed page waits for those behind it, so that they go into one stripe"});
-  params.real("kv.skip_ratio", config.skip_ratio,
-              {.def = 3,
-               .min = 1,
-               .help = "a store that is so many times slower than the others of a stripe is not read from, where "
-                       "parity does as well"});
+  params.integer(
+      "kv.stripe_linger_ms", config.stripe_linger_ms,
+      {.def = 100,
+       .max = 60000,
+       .unit = "ms",
+       .help = "how long a sealed page waits for those behind it, so that they go into one stripe"});
+  params.real(
+      "kv.skip_ratio", config.skip_ratio,
+      {.def = 3,
+       .min = 1,
+       .help = "a store that is so many times slower than the others of a stripe is not read from, where "
+               "parity does as well"});
   params.real("kv.hedge_ratio", config.hedge_ratio,
               {.def = 2.5,
                .min = 1,
                .help = "a column that takes so many times as long as usual is made of the others meanwhile"});
-  params.real("kv.hedge_budget_pct", config.hedge_budget_pct,
-              {.def = 5, .max = 100, .unit = "%", .help = "at most so many reads more because of that; 0: none"});
+  params.real(
+      "kv.hedge_budget_pct", config.hedge_budget_pct,
+      {.def = 5, .max = 100, .unit = "%", .help = "at most so many reads more because of that; 0: none"});
   params.integer("kv.repairs_max", config.repairs_max,
                  {.def = 2, .min = 1, .max = 64, .help = "stripes that are repaired here at a time"});
   params.duration(
@@ -91,11 +91,12 @@ void host_params(config::Params& params, HostConfig& config) {
       {.def = seconds(60),
        .min = seconds(1),
        .help = "how long a hand-over keeps its pages without an answer, and an expected seat its room"});
-  params.duration("kv.handover_wait", config.handover_wait,
-                  {.def = seconds(10),
-                   .min = milliseconds(100),
-                   .help = "a hand-over to another host that the link will not have moved within this time, or that "
-                           "stands still for it, is given up; the prompt is read again near its seat"});
+  params.duration(
+      "kv.handover_wait", config.handover_wait,
+      {.def = seconds(10),
+       .min = milliseconds(100),
+       .help = "a hand-over to another host that the link will not have moved within this time, or that "
+               "stands still for it, is given up; the prompt is read again near its seat"});
 }
 
 // ---- The arena -------------------------------------------------------------------------------------------
@@ -147,10 +148,12 @@ class HostRole::Port final : public host::ArenaPort {
     DI_ASSERT(erasure != nullptr);
     std::vector<store::Erasure::Present> from;
     for (const CodeColumn& column : columns) {
-      from.push_back({column.present, false, column.crc, column.present ? ByteView(bytes(column.strip)) : ByteView()});
+      from.push_back(
+          {column.present, false, column.crc, column.present ? ByteView(bytes(column.strip)) : ByteView()});
     }
     std::vector<store::Erasure::Wanted> to;
-    for (const std::uint32_t column : wanted) to.push_back({column, columns[column].crc, bytes(columns[column].strip)});
+    for (const std::uint32_t column : wanted)
+      to.push_back({column, columns[column].crc, bytes(columns[column].strip)});
     const Result<std::uint32_t> wrong = erasure->decode(from, to);
     DI_ASSERT(wrong.ok());
     return *wrong;
@@ -374,8 +377,9 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
                      wire::handover_opened, wire::handover_pages, wire::handover_slots, wire::handover_pushed,
                      wire::handover_sealed, wire::handover_ack, wire::arena_read, wire::kv_read_done,
                      wire::kv_read_cancel, wire::kv_read_cancelled, wire::kv_put_done, wire::meta_planned,
-                     wire::meta_put_opened, wire::meta_put_committed, wire::meta_arena_resync, wire::meta_repair>(
-      daemon_->endpoint(), [this](const net::Incoming& in) { deliver(in); });
+                     wire::meta_put_opened, wire::meta_put_committed, wire::meta_arena_resync,
+                     wire::meta_repair>(daemon_->endpoint(),
+                                        [this](const net::Incoming& in) { deliver(in); });
   net::Endpoint& endpoint = daemon.endpoint();
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t generation) { peer_lost(id, generation); });
@@ -742,7 +746,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   const host::FetchCounters& fetch = core_->fetches().counters();
   const host::FillingCounters& filling = core_->fillings().counters();
   counter("di_kv_fetches_cut_total", "Fetches of which some blocks were sooner computed", fetch.fetches_cut);
-  counter("di_kv_fetch_probes_total", "Fetches that were not cut, to see how long they take by now", fetch.probes);
+  counter("di_kv_fetch_probes_total", "Fetches that were not cut, to see how long they take by now",
+          fetch.probes);
   counter("di_kv_arena_blocks_total", "Matched blocks found in the arena", fetch.arena_blocks);
   counter("di_kv_plans_total", "Plans asked of di-meta", fetch.plans);
   counter("di_kv_plans_failed_total", "Plans without an answer", fetch.plans_failed);
@@ -755,7 +760,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_reads_corrupt_total", "Reads whose bytes did not match the plan", filling.columns_corrupt);
   counter("di_kv_reads_cancelled_total", "Reads that nobody wanted any more", reads.cancelled);
   counter("di_kv_pages_failed_total", "Pages that did not come", filling.pages_failed);
-  counter("di_kv_pages_rebuilt_total", "Pages of which columns were made out of others", filling.pages_rebuilt);
+  counter("di_kv_pages_rebuilt_total", "Pages of which columns were made out of others",
+          filling.pages_rebuilt);
   counter("di_kv_hedges_total", "Pages with a late column that others were to make", filling.hedges);
   counter("di_kv_hedges_won_total", "Hedges that were sooner than the late column", filling.hedges_won);
   const host::HedgeCounters& hedge = core_->hedge().counters();
@@ -773,7 +779,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_repairs_total", "Stripes repaired here for di-meta", repair.repairs);
   counter("di_kv_repairs_refused_total", "Repairs refused: too many at once, or no room", repair.refused);
   counter("di_kv_repairs_failed_total", "Repairs that came to nothing, or not to all", repair.failed);
-  counter("di_kv_cross_checks_total", "Stripes whose columns were compared with each other here", repair.checks);
+  counter("di_kv_cross_checks_total", "Stripes whose columns were compared with each other here",
+          repair.checks);
   counter("di_kv_repaired_columns_total", "Columns written by repairs", repair.columns);
   counter("di_kv_repaired_bytes_total", "Their bytes", repair.bytes);
   counter("di_kv_repair_copies_total", "Of them, columns that were copied and not made out of others",
@@ -787,7 +794,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_pages_evicted_total", "Pages thrown out for room", pages.evicted);
   counter("di_kv_pages_dropped_total", "Pages thrown out by order", pages.dropped);
   counter("di_kv_pages_recovered_total", "Pages kept over a restart", pages.recovered);
-  metrics.counter_from("di_kv_pages_recovery_bad_total", "Pages not kept because they did not match their records",
+  metrics.counter_from("di_kv_pages_recovery_bad_total",
+                       "Pages not kept because they did not match their records",
                        [this] { return core_->recovery().bad(); });
   counter("di_kv_pages_unrecorded_total", "Sealed pages that a restart would lose", port_->unrecorded);
   counter("di_kv_pages_quarantined_total", "Pages that waited for their writer to let go", pages.quarantined);
@@ -805,7 +813,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_quota, {{"reason", "over_quota"}});
   counter("di_kv_writebacks_dropped_total", dropped, back.dropped_over_budget, {{"reason", "over_budget"}});
   counter("di_kv_stripes_total", "Stripes published in the store", back.stripes);
-  counter("di_kv_stripes_degraded_total", "Stripes published with fewer columns than they should have", back.degraded);
+  counter("di_kv_stripes_degraded_total", "Stripes published with fewer columns than they should have",
+          back.degraded);
   counter("di_kv_columns_written_total", "Columns of stripes written", back.columns);
   counter("di_kv_columns_failed_total", "Columns of stripes that could not be written", back.columns_failed);
   counter("di_kv_encoded_bytes_total", "Bytes of pages that parity or checksums of parts were made of",
@@ -831,7 +840,8 @@ void HostRole::register_metrics(daemon::Metrics& metrics) {
   counter("di_kv_pushes_cancelled_total", "Pages that nobody wanted any more on their way", push.cancelled);
   const host::ServeCounters& serve = core_->serves().counters();
   counter("di_kv_served_pages_total", "Pages that other hosts read here", serve.served);
-  counter("di_kv_serves_not_found_total", "Pages asked for by other hosts that are not here", serve.not_found);
+  counter("di_kv_serves_not_found_total", "Pages asked for by other hosts that are not here",
+          serve.not_found);
   counter("di_kv_holds_lapsed_total", "Holds that ended by time", hand.lapsed);
   const host::CoreCounters& core = core_->counters();
   counter("di_kv_messages_ignored_total", "Messages about what is gone, or from who may not send them",

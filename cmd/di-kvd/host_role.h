@@ -114,7 +114,7 @@ class HostRole final : public daemon::Program {
   };
   std::vector<Delayed> delayed_;  // by `fault.at = ...=delay`
   std::vector<std::unique_ptr<Listing>> listings_;
-  bool touched_ = false;  // something happened in this turn
+  bool touched_ = false;          // something happened in this turn
   std::uint64_t quota_told_ = 0;  // pages of WritebackCounters::dropped_quota that the log has heard of
   bool stopping_ = false;
   bool asleep_ = false;  // by `fault.at = kvd_before_wait=drop`

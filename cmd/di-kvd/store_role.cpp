@@ -71,19 +71,16 @@ Status volumes_check(const StoreConfig& config, const std::vector<std::string>& 
 void store_params(config::Params& params, StoreConfig& config) {
   params.string("store.path", config.path,
                 {.path = true,
-                 .check =
-                     [&config](const std::string& given) -> Status {
-                       if (given.empty() || config.volumes.empty()) return {};
-                       return Error{Code::invalid, 0, "has no meaning with store.volumes"};
-                     },
+                 .check = [&config](const std::string& given) -> Status {
+                   if (given.empty() || config.volumes.empty()) return {};
+                   return Error{Code::invalid, 0, "has no meaning with store.volumes"};
+                 },
                  .help = "the volume's file; empty: RUNDIR/INSTANCE.volume"});
-  params.list("store.volumes", config.volumes,
-              {.check =
-                   [&config](const std::vector<std::string>& given) {
-                     return volumes_check(config, given);
-                   },
-               .help = "the files of several volumes, in place of store.path; a name without / is that of "
-                       "RUNDIR/INSTANCE.NAME; path:FOLDER is a folder on a mounted file system"});
+  params.list(
+      "store.volumes", config.volumes,
+      {.check = [&config](const std::vector<std::string>& given) { return volumes_check(config, given); },
+       .help = "the files of several volumes, in place of store.path; a name without / is that of "
+               "RUNDIR/INSTANCE.NAME; path:FOLDER is a folder on a mounted file system"});
   params.size("store.capacity", config.capacity_bytes,
               {.def = 256_MiB,
                .min = 1_MiB,
@@ -103,10 +100,12 @@ void store_params(config::Params& params, StoreConfig& config) {
                    .help = "every column is read and compared once in this time; 0: only on request"});
   params.size("store.scrub_bytes_per_s", config.scrub_bytes_per_s,
               {.def = 32_MiB, .min = 64_KiB, .help = "a scrub reads no faster"});
-  params.size("store.endurance", config.endurance_bytes,
-              {.max = std::uint64_t{1} << 60,
-               .help = "bytes that the disk of a volume endures in its life; above the part of a day puts are refused; "
-                       "0: no budget"});
+  params.size(
+      "store.endurance", config.endurance_bytes,
+      {.max = std::uint64_t{1} << 60,
+       .help =
+           "bytes that the disk of a volume endures in its life; above the part of a day puts are refused; "
+           "0: no budget"});
   params.duration("store.service_life", config.service_life,
                   {.def = std::chrono::hours(24 * 365 * 5),
                    .min = std::chrono::hours(24),
@@ -114,12 +113,12 @@ void store_params(config::Params& params, StoreConfig& config) {
                    .help = "how long a disk shall serve: store.endurance is spread over it"});
   params.integer("store.io_threads", config.io_threads,
                  {.def = 4, .min = 1, .max = 256, .help = "threads that wait for the disk without io_uring"});
-  params.choice<store::IoMode>("store.io", config.io,
-                               {{store::IoMode::automatic, "auto"},
-                                {store::IoMode::uring, "uring"},
-                                {store::IoMode::threads, "threads"}},
-                               {.def = store::IoMode::automatic,
-                                .help = "auto: io_uring where the kernel lets us, else threads"});
+  params.choice<store::IoMode>(
+      "store.io", config.io,
+      {{store::IoMode::automatic, "auto"},
+       {store::IoMode::uring, "uring"},
+       {store::IoMode::threads, "threads"}},
+      {.def = store::IoMode::automatic, .help = "auto: io_uring where the kernel lets us, else threads"});
 }
 
 Status store_validate(const StoreConfig& config) {
@@ -204,7 +203,8 @@ Result<StoreRole::Opened> StoreRole::open_volume(const std::string& path) const 
                      " bytes and store.segment_bytes = " + std::to_string(geometry.segment_bytes) +
                      ": configure these, or remove the file to make a new volume"};
   }
-  if (!file->direct && !folder) log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", path}});
+  if (!file->direct && !folder)
+    log_warn("store", "no O_DIRECT here: the page cache is in between", {{"path", path}});
   const store::Volume::Stats stats = (*volume)->stats();
   log_info("store", "volume open",
            {{"path", path},
@@ -430,8 +430,7 @@ void StoreRole::register_metrics(daemon::Metrics& metrics) {
                      [this] { return static_cast<std::int64_t>(server_->io_pending()); });
   metrics.held_from("reads", [this] { return static_cast<std::int64_t>(server_->transfers()); });
   metrics.held_from("puts", [this] { return static_cast<std::int64_t>(server_->puts()); });
-  metrics.held_from("slots_reading",
-                    [this] { return static_cast<std::int64_t>(server_->slots_reading()); });
+  metrics.held_from("slots_reading", [this] { return static_cast<std::int64_t>(server_->slots_reading()); });
   for (const auto& mount : server_->mounts()) register_metrics(metrics, *mount);
 }
 
@@ -449,12 +448,10 @@ void StoreRole::register_metrics(daemon::Metrics& metrics, const store::Mount& m
   gauge("di_store_capacity_bytes", "Bytes of all segments", &Stats::bytes_total);
   gauge("di_store_slots_bad", "Slots not used any more because a write failed", &Stats::slots_bad);
   gauge("di_store_segments_open", "Segments whose headers a restart would read", &Stats::segments_open);
-  metrics.gauge_from(
-      "di_store_broken", "1 when a write of the tables failed and puts are refused",
-      [&mount] { return mount.reason() == "broken" ? 1 : 0; }, {volume});
-  metrics.gauge_from(
-      "di_store_disk_state", "0 in service, 1 avoided (slow or full), 2 failed",
-      [&mount] { return static_cast<std::int64_t>(mount.state()); }, {volume});
+  metrics.gauge_from("di_store_broken", "1 when a write of the tables failed and puts are refused",
+                     [&mount] { return mount.reason() == "broken" ? 1 : 0; }, {volume});
+  metrics.gauge_from("di_store_disk_state", "0 in service, 1 avoided (slow or full), 2 failed",
+                     [&mount] { return static_cast<std::int64_t>(mount.state()); }, {volume});
   metrics.counter_from("di_store_syncs_total", "Flushes with the tables written behind",
                        [&mount] { return mount.syncs(); }, {volume});
   using Scrubbed = store::Scrub::Counters;
@@ -466,22 +463,19 @@ void StoreRole::register_metrics(daemon::Metrics& metrics, const store::Mount& m
   };
   const kv::WriteBudget& budget = mount.budget();
   const auto of_budget = [&](std::string_view name, std::string_view help, auto value) {
-    metrics.counter_from(
-        name, help, [&budget, value] { return value(budget); }, {volume});
+    metrics.counter_from(name, help, [&budget, value] { return value(budget); }, {volume});
   };
   of_budget("di_store_write_vetoes_total", "Puts refused for the write budget of the disk",
             [](const kv::WriteBudget& of) { return of.vetoes(); });
   of_budget("di_store_write_vetoed_bytes_total", "Bytes refused for the write budget of the disk",
             [](const kv::WriteBudget& of) { return of.vetoed_bytes(); });
-  metrics.gauge_from(
-      "di_store_written_bytes", "Bytes written to the volume since it was made",
-      [&budget] { return static_cast<std::int64_t>(budget.written_bytes()); }, {volume});
-  metrics.gauge_from(
-      "di_store_budget_left_bytes", "What may be written today; 0 without store.endurance",
-      [&mount] { return static_cast<std::int64_t>(mount.budget_left_bytes()); }, {volume});
-  metrics.gauge_from(
-      "di_store_days_of_life", "Days until the disk has had what it endures, at the pace of a day; 36500: more",
-      [&mount] { return static_cast<std::int64_t>(mount.days_of_life()); }, {volume});
+  metrics.gauge_from("di_store_written_bytes", "Bytes written to the volume since it was made",
+                     [&budget] { return static_cast<std::int64_t>(budget.written_bytes()); }, {volume});
+  metrics.gauge_from("di_store_budget_left_bytes", "What may be written today; 0 without store.endurance",
+                     [&mount] { return static_cast<std::int64_t>(mount.budget_left_bytes()); }, {volume});
+  metrics.gauge_from("di_store_days_of_life",
+                     "Days until the disk has had what it endures, at the pace of a day; 36500: more",
+                     [&mount] { return static_cast<std::int64_t>(mount.days_of_life()); }, {volume});
   counter("di_store_scrub_passes_total", "Passes of the scrub that came to the end", &Scrubbed::passes);
   counter("di_store_scrub_columns_total", "Columns read by the scrub", &Scrubbed::columns);
   counter("di_store_scrub_bytes_total", "Bytes read by the scrub", &Scrubbed::bytes);
@@ -491,9 +485,9 @@ void StoreRole::register_metrics(daemon::Metrics& metrics, const store::Mount& m
   const store::DiskFigures& disk = *mount.figures();
   const std::string_view errors = "Accesses to the disk that failed, and payloads that did not match";
   const auto disk_error = [&](std::string_view what, const std::atomic<std::uint64_t>& cell) {
-    metrics.counter_from(
-        "di_store_disk_errors_total", errors, [&cell] { return cell.load(std::memory_order_relaxed); },
-        {{"what", std::string(what)}, volume});
+    metrics.counter_from("di_store_disk_errors_total", errors,
+                         [&cell] { return cell.load(std::memory_order_relaxed); },
+                         {{"what", std::string(what)}, volume});
   };
   disk_error("read", disk.read_errors);
   disk_error("write", disk.write_errors);

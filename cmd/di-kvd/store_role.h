@@ -38,7 +38,8 @@ Status store_validate(const StoreConfig& config);
 
 class StoreRole final : public daemon::Program {
  public:
-  StoreRole(StoreConfig config, DataConfig data) : config_(std::move(config)), data_config_(std::move(data)) {}
+  StoreRole(StoreConfig config, DataConfig data)
+      : config_(std::move(config)), data_config_(std::move(data)) {}
   ~StoreRole() override;
 
   // Opens the volumes, or makes those that are not there.

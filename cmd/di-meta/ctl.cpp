@@ -294,7 +294,8 @@ void Control::drain(const daemon::Words& more, daemon::Reply& reply) {
   if (more.size() == 2 && more[1] != "off")
     return reply.fail(Error{Code::invalid, 0, "'" + more[1] + "' after the store: want off, or nothing"});
   if (!store.empty()) {
-    if (const Status status = service_.store_leaves(store, more.size() == 1); !status) return reply.end(status);
+    if (const Status status = service_.store_leaves(store, more.size() == 1); !status)
+      return reply.end(status);
   }
   show_drain(service_, store, reply);
   reply.end();

@@ -60,8 +60,9 @@ void params(config::Params& params, Config& config) {
   params.duration(
       "kv.ttl", config.kv_ttl,
       {.help = "a stored page that no request used for so long is dropped; 0s: when room is needed"});
-  params.duration("kv.ttl_cap", config.kv_ttl_cap,
-                  {.help = "a stored page is dropped so long after it was written, whatever its use; 0s: never"});
+  params.duration(
+      "kv.ttl_cap", config.kv_ttl_cap,
+      {.help = "a stored page is dropped so long after it was written, whatever its use; 0s: never"});
   params.tables("kv.tenants", config.tenants, tenant_params,
                 {.max = tenants_max,
                  .unique = "name",
@@ -96,10 +97,11 @@ void params(config::Params& params, Config& config) {
   params.duration("store.repair_after", config.repair_after,
                   {.def = seconds(300),
                    .help = "a store may be away for so long before its columns are made anew elsewhere"});
-  params.duration("store.cross_check", config.cross_check,
-                  {.def = seconds(60),
-                   .help = "so often one stripe, drawn by lot, is read to see whether it was encoded right, with "
-                           "what store.repair_bytes_per_s leaves; 0s: none"});
+  params.duration(
+      "store.cross_check", config.cross_check,
+      {.def = seconds(60),
+       .help = "so often one stripe, drawn by lot, is read to see whether it was encoded right, with "
+               "what store.repair_bytes_per_s leaves; 0s: none"});
   params.duration(
       "store.slow_start", config.slow_start,
       {.def = seconds(600),
@@ -271,13 +273,14 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
                      [&index] { return static_cast<std::int64_t>(index.stripes()); });
   // Capacity as a multiple of the present one.
   for (const auto& [half_times, label] : {std::pair{1, "0.5"}, std::pair{2, "1"}, std::pair{4, "2"}}) {
-    metrics.gauge_from(
-        "di_meta_miss_ratio_ppm", "Blocks asked for that a store of this many times its capacity would not have",
-        [&index, half_times] {
-          const std::uint64_t capacity = index.capacity_bytes() / 2 * static_cast<std::uint64_t>(half_times);
-          return static_cast<std::int64_t>(index.miss_ratio().at(capacity) * 1e6);
-        },
-        {{"capacity", label}});
+    metrics.gauge_from("di_meta_miss_ratio_ppm",
+                       "Blocks asked for that a store of this many times its capacity would not have",
+                       [&index, half_times] {
+                         const std::uint64_t capacity =
+                             index.capacity_bytes() / 2 * static_cast<std::uint64_t>(half_times);
+                         return static_cast<std::int64_t>(index.miss_ratio().at(capacity) * 1e6);
+                       },
+                       {{"capacity", label}});
   }
   metrics.gauge_from("di_meta_capacity_bytes", "Bytes of the volumes in service; 0 while one has not said",
                      [&index] { return static_cast<std::int64_t>(index.capacity_bytes()); });

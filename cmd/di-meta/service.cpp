@@ -121,7 +121,8 @@ Result<directory::Index::Given> Service::store_gone(const std::string& instance)
   const auto given = index_.store_gone(instance, loop_.monotonic_now());
   if (!given) {
     if (given.error().code == Code::not_found) return unknown_store(instance);
-    return Error{given.error().code, 0, given.error().message + ": stop it first, or empty it with kv drain " + instance};
+    return Error{given.error().code, 0,
+                 given.error().message + ": stop it first, or empty it with kv drain " + instance};
   }
   log_info("meta", "store given up",
            {{"store", instance}, {"columns", given->columns}, {"stripes_lost", given->stripes}});

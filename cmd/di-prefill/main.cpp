@@ -8,7 +8,8 @@
 #include "prefill.h"
 
 int main(int argc, char** argv) {
-  const di::daemon::Description about{"di-prefill", "reads prompts: chunked prefill, publishes KV, hands over"};
+  const di::daemon::Description about{"di-prefill",
+                                      "reads prompts: chunked prefill, publishes KV, hands over"};
   const auto parsed = di::daemon::parse<di::worker::Config>(about, argc, argv, di::worker::prefill_params,
                                                             di::worker::validate);
   const auto program = di::prefill::make_program(parsed.config);

@@ -80,11 +80,14 @@ Result<ServedModel> served_model_load(const Config& config) {
   auto chat = model::ChatFormat::load(config.model_path + "/tokenizer_config.json", *tokenizer);
   if (!chat) return chat.error();
   if (tokenizer->vocab_size() > shape->vocab) {
-    return Error{Code::invalid, 0, config.model_path + "/tokenizer.json: has more tokens than the model's vocabulary"};
+    return Error{Code::invalid, 0,
+                 config.model_path + "/tokenizer.json: has more tokens than the model's vocabulary"};
   }
-  const std::uint32_t context = config.context_tokens_max == 0 ? shape->positions_max
-                                                               : std::min(config.context_tokens_max, shape->positions_max);
-  return ServedModel{config.model_name, *std::move(tokenizer), *std::move(chat), context, wall_clock_ms() / 1000};
+  const std::uint32_t context = config.context_tokens_max == 0
+                                    ? shape->positions_max
+                                    : std::min(config.context_tokens_max, shape->positions_max);
+  return ServedModel{config.model_name, *std::move(tokenizer), *std::move(chat), context,
+                     wall_clock_ms() / 1000};
 }
 
 // Metrics and the status page, on an address of their own.
@@ -104,8 +107,9 @@ class Frontend::Admin final : public http::Handler {
       reply.body = front_.metrics_.prometheus();
     } else if (request.path == "/") {
       reply.headers = {{"Content-Type", "text/plain; charset=utf-8"}};
-      reply.body = "di-router\nmodel " + front_.model_.name + "\nserves " + (front_.backend_.serves() ? "yes" : "no") +
-                   "\nopen answers " + std::to_string(front_.open()) + "\nsee /metrics\n";
+      reply.body = "di-router\nmodel " + front_.model_.name + "\nserves " +
+                   (front_.backend_.serves() ? "yes" : "no") + "\nopen answers " +
+                   std::to_string(front_.open()) + "\nsee /metrics\n";
     } else {
       const api::ApiError error = api::error_route(request.path);
       reply = {error.status, to_http(api::error_headers(error)), api::error_body(error)};
@@ -129,7 +133,8 @@ Frontend::Frontend(const Config& config, ServedModel model, account::KeyTable ke
       concurrency_(config.concurrency_max),
       request_id_ring_(explain_ids_max),
       chat_requests_(metrics.counter("di_http_chat_requests_total", "Chat requests admitted")),
-      completion_requests_(metrics.counter("di_http_completion_requests_total", "Completion requests admitted")),
+      completion_requests_(
+          metrics.counter("di_http_completion_requests_total", "Completion requests admitted")),
       prompt_tokens_(metrics.counter("di_prompt_tokens_total", "Prompt tokens of finished requests")),
       cached_tokens_(metrics.counter("di_cached_tokens_total", "Prompt tokens that came from the cache")),
       output_tokens_(metrics.counter("di_output_tokens_total", "Tokens produced for clients")),
@@ -194,8 +199,9 @@ http::Handler::Verdict Frontend::on_head(const http::Request& head) {
   const auto refuse = [&](const api::ApiError& error) {
     http::Reply reply{error.status, to_http(api::error_headers(error)), api::error_body(error)};
     const auto id = head.header("x-request-id");
-    reply.headers.emplace_back("x-request-id",
-                               id.has_value() && api::request_id_sane(*id) ? std::string(*id) : new_request_id().text());
+    reply.headers.emplace_back("x-request-id", id.has_value() && api::request_id_sane(*id)
+                                                   ? std::string(*id)
+                                                   : new_request_id().text());
     return Verdict{std::move(reply), 0};
   };
   const Route* route = route_find(head.path);
@@ -217,11 +223,14 @@ http::Handler::Verdict Frontend::on_head(const http::Request& head) {
 void Frontend::on_request(http::ExchangeId exchange, http::Request request) {
   const auto given = request.header("x-request-id");
   const RequestId id = new_request_id();
-  const std::string request_id = given.has_value() && api::request_id_sane(*given) ? std::string(*given) : id.text();
+  const std::string request_id =
+      given.has_value() && api::request_id_sane(*given) ? std::string(*given) : id.text();
   if (request.path.starts_with("/health")) {
     // Liveness never depends on workers; readiness and plain health need one usable path.
     const bool healthy = request.path == "/health/live" || (backend_.serves() && !draining_);
-    if (!healthy) return fail(exchange, request_id, api::error_overloaded("no prefill and decode path is up", retry_after_s));
+    if (!healthy)
+      return fail(exchange, request_id,
+                  api::error_overloaded("no prefill and decode path is up", retry_after_s));
     return send_json(exchange, request_id, "{\"status\":\"ok\"}");
   }
   api::ApiError error;
@@ -257,38 +266,44 @@ void Frontend::fail(http::ExchangeId exchange, const std::string& request_id, co
   server_->respond(exchange, reply);
 }
 
-void Frontend::take_body(Task task, http::ExchangeId exchange, std::string body, const std::string& request_id,
-                         const account::KeyEntry& key) {
+void Frontend::take_body(Task task, http::ExchangeId exchange, std::string body,
+                         const std::string& request_id, const account::KeyEntry& key) {
   if (body.size() <= read_at_once_bytes_max) {
     return body_read(exchange, request_id, key, read_body(model_, task, body));
   }
   if (!reader_->submit({task, exchange, request_id, key, std::move(body)})) {
-    return fail(exchange, request_id, api::error_overloaded("too many long prompts are being read", retry_after_s));
+    return fail(exchange, request_id,
+                api::error_overloaded("too many long prompts are being read", retry_after_s));
   }
   reading_.emplace(std::pair{exchange.slot, exchange.generation}, request_id);
 }
 
-void Frontend::body_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
-                         ReadBody&& read) {
+void Frontend::body_read(http::ExchangeId exchange, const std::string& request_id,
+                         const account::KeyEntry& key, ReadBody&& read) {
   if (const auto* error = std::get_if<api::ApiError>(&read)) return fail(exchange, request_id, *error);
-  if (auto* counted = std::get_if<Counted>(&read)) return send_json(exchange, request_id, std::move(counted->json));
+  if (auto* counted = std::get_if<Counted>(&read))
+    return send_json(exchange, request_id, std::move(counted->json));
   start(exchange, request_id, key, std::get<Prompt>(std::move(read)));
 }
 
 void Frontend::start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
                      Prompt prompt) {
   auto& [options, shape, ids, output_max, debug] = prompt;
-  if (draining_) return fail(exchange, request_id, api::error_overloaded("the service is draining", retry_after_s));
+  if (draining_)
+    return fail(exchange, request_id, api::error_overloaded("the service is draining", retry_after_s));
   const auto prompt_tokens = static_cast<std::int64_t>(ids.size());
-  if (!options.max_tokens.has_value()) output_max = std::min<std::int64_t>(output_max, config_.output_tokens_default);
+  if (!options.max_tokens.has_value())
+    output_max = std::min<std::int64_t>(output_max, config_.output_tokens_default);
   for (const std::int32_t stop : options.stop_token_ids) {
     if (static_cast<std::uint32_t>(stop) >= model_.tokenizer.vocab_size()) {
-      return fail(exchange, request_id, api::error_invalid("stop_token_ids", "an id is outside the vocabulary"));
+      return fail(exchange, request_id,
+                  api::error_invalid("stop_token_ids", "an id is outside the vocabulary"));
     }
   }
   auto ticket = concurrency_.acquire(key.tenant);
   if (!ticket.has_value()) {
-    return fail(exchange, request_id, api::error_rate("too many requests of this tenant at a time", retry_after_s));
+    return fail(exchange, request_id,
+                api::error_rate("too many requests of this tenant at a time", retry_after_s));
   }
 
   request::NewRequest fresh;
@@ -304,7 +319,8 @@ void Frontend::start(http::ExchangeId exchange, const std::string& request_id, c
   sampling.max_tokens = static_cast<std::uint32_t>(output_max);
   sampling.min_tokens = static_cast<std::uint32_t>(std::min<std::int64_t>(options.min_tokens, output_max));
   if (!options.ignore_eos) sampling.stop_ids.push_back(model_.chat.end_id());
-  for (const std::int32_t stop : options.stop_token_ids) sampling.stop_ids.push_back(static_cast<std::uint32_t>(stop));
+  for (const std::int32_t stop : options.stop_token_ids)
+    sampling.stop_ids.push_back(static_cast<std::uint32_t>(stop));
   fresh.debug = std::move(debug);
 
   Answer answer;
@@ -314,8 +330,8 @@ void Frontend::start(http::ExchangeId exchange, const std::string& request_id, c
   answer.stream = options.stream;
   answer.text = std::make_unique<api::AnswerText>(api::AnswerText::Options{options.stop, options.min_tokens});
   const bool is_chat = shape == api::Shape::chat;
-  answer.head = {(is_chat ? "chatcmpl-" : "cmpl-") + fresh.id.text(), options.model, wall_clock_ms() / 1000, "di-0",
-                 shape};
+  answer.head = {(is_chat ? "chatcmpl-" : "cmpl-") + fresh.id.text(), options.model, wall_clock_ms() / 1000,
+                 "di-0", shape};
   if (options.stream) {
     answer.renderer = std::make_unique<api::StreamRenderer>(
         answer.head, api::StreamRenderer::Options{options.include_usage, options.continuous_usage});
@@ -416,7 +432,8 @@ void Frontend::flush(Answer& answer) {
   }
   // The finish waits for the ending, which brings the final counts, in the same turn.
   if (answer.finish.has_value()) return;
-  const std::string chunk = answer.renderer->step(std::exchange(answer.pending, {}), std::nullopt, usage(answer));
+  const std::string chunk =
+      answer.renderer->step(std::exchange(answer.pending, {}), std::nullopt, usage(answer));
   if (chunk.empty()) return;
   const std::string event = http::sse_event(chunk);
   if (!answer.started) {
@@ -439,7 +456,8 @@ void Frontend::ended(const request::Ending& ending) {
   if (answer.client_here && complete) {
     if (answer.stream) {
       std::string tail;
-      const std::string chunk = answer.renderer->step(std::exchange(answer.pending, {}), answer.finish, usage(answer));
+      const std::string chunk =
+          answer.renderer->step(std::exchange(answer.pending, {}), answer.finish, usage(answer));
       if (!chunk.empty()) tail += http::sse_event(chunk);
       if (const std::string usage_chunk = answer.renderer->usage(usage(answer)); !usage_chunk.empty()) {
         tail += http::sse_event(usage_chunk);
@@ -476,7 +494,8 @@ void Frontend::ended(const request::Ending& ending) {
     }
   }
   answer.finished = true;
-  settle(answer, ending, complete ? "ok" : code_status(ending.code == Code::ok ? Code::cancelled : ending.code));
+  settle(answer, ending,
+         complete ? "ok" : code_status(ending.code == Code::ok ? Code::cancelled : ending.code));
   by_exchange_.erase({answer.exchange.slot, answer.exchange.generation});
   answers_.erase(found);
 }
@@ -495,20 +514,23 @@ void Frontend::settle(Answer& answer, const request::Ending& ending, std::string
   if (status == "failed") failed_.add();
   if (journal_ != nullptr) {
     if (const Status written = journal_->append(charge); !written.ok()) {
-      log_error("account", "cannot write charge record", {{"error", written.error()}, {"charge", charge.charge_id}});
+      log_error("account", "cannot write charge record",
+                {{"error", written.error()}, {"charge", charge.charge_id}});
     }
   }
-  log_info("access", "request", {{"req", answer.request_id},
-                                 {"tenant", charge.tenant},
-                                 {"key", charge.key_id},
-                                 {"status", status},
-                                 {"cached_tokens", charge.cached_tokens},
-                                 {"uncached_tokens", charge.uncached_tokens},
-                                 {"output_tokens", charge.output_tokens},
-                                 {"attempts", ending.attempts},
-                                 {"took_ms", to_ms(loop_->monotonic_now() - answer.arrived)}});
+  log_info("access", "request",
+           {{"req", answer.request_id},
+            {"tenant", charge.tenant},
+            {"key", charge.key_id},
+            {"status", status},
+            {"cached_tokens", charge.cached_tokens},
+            {"uncached_tokens", charge.uncached_tokens},
+            {"output_tokens", charge.output_tokens},
+            {"attempts", ending.attempts},
+            {"took_ms", to_ms(loop_->monotonic_now() - answer.arrived)}});
   if (status == "failed") {
-    log_warn("access", "request failed", {{"req", answer.request_id}, {"code", code_name(ending.code)}, {"reason", ending.reason}});
+    log_warn("access", "request failed",
+             {{"req", answer.request_id}, {"code", code_name(ending.code)}, {"reason", ending.reason}});
   }
 }
 
@@ -546,7 +568,8 @@ void Frontend::drain() {
   server_->stop_listening();
   // What is not a request yet does not become one.
   for (const auto& [exchange, request_id] : std::exchange(reading_, {})) {
-    fail({exchange.first, exchange.second}, request_id, api::error_overloaded("the service is draining", retry_after_s));
+    fail({exchange.first, exchange.second}, request_id,
+         api::error_overloaded("the service is draining", retry_after_s));
   }
 }
 

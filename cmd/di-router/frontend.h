@@ -41,7 +41,8 @@ class Backend {
 
 class Frontend final : public http::Handler {
  public:
-  Frontend(const Config& config, ServedModel model, account::KeyTable keys, Backend& backend, daemon::Metrics& metrics);
+  Frontend(const Config& config, ServedModel model, account::KeyTable keys, Backend& backend,
+           daemon::Metrics& metrics);
   ~Frontend() override;
 
   // Listens on http.listen and admin.listen; returns the address of the API.
@@ -70,17 +71,17 @@ class Frontend final : public http::Handler {
  private:
   struct Answer {
     RequestId id;
-    std::string request_id;                    // x-request-id
+    std::string request_id;  // x-request-id
     http::ExchangeId exchange;
     bool client_here = true;
     bool stream = false;
-    bool started = false;                      // the status line is out
-    bool finished = false;                     // the client has everything
+    bool started = false;   // the status line is out
+    bool finished = false;  // the client has everything
     std::unique_ptr<api::AnswerText> text;
     std::unique_ptr<api::StreamRenderer> renderer;
     api::AnswerHead head;
-    std::string whole;                         // text of an answer that is not streamed
-    std::string pending;                       // text of this turn
+    std::string whole;    // text of an answer that is not streamed
+    std::string pending;  // text of this turn
     std::optional<api::Finish> finish;
     std::int64_t prompt_tokens = 0;
     std::int64_t output_tokens = 0;
@@ -96,7 +97,8 @@ class Frontend final : public http::Handler {
                  const account::KeyEntry& key);
   void body_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
                  ReadBody&& read);
-  void start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key, Prompt prompt);
+  void start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
+             Prompt prompt);
   void fail(http::ExchangeId exchange, const std::string& request_id, const api::ApiError& error);
   void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body);
   // Sends what this turn gave; ends the answer when it has a finish.
@@ -123,7 +125,7 @@ class Frontend final : public http::Handler {
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> reading_;
   std::unique_ptr<PromptReader> reader_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, RequestId> by_exchange_;
-  std::map<std::string, RequestId> by_request_id_;      // the last explain_ids_max
+  std::map<std::string, RequestId> by_request_id_;  // the last explain_ids_max
   std::vector<std::string> request_id_ring_;
   std::size_t request_id_next_ = 0;
   bool draining_ = false;

@@ -20,8 +20,9 @@ Result<account::KeyTable> Router::load_keys(const Config& config) const {
   struct stat info {};
   if (named || ::stat(path.c_str(), &info) == 0) DI_TRY(keys.add_file(path, "default"));
   if (keys.count() == 0 && config.auth_required) {
-    return Error{Code::invalid, 0,
-                 "no API key is configured: set auth.keys or auth.key_file, or auth.required = false on loopback"};
+    return Error{
+        Code::invalid, 0,
+        "no API key is configured: set auth.keys or auth.key_file, or auth.required = false on loopback"};
   }
   return keys;
 }
@@ -33,7 +34,8 @@ Status Router::on_prepare(daemon::Daemon& daemon) {
   auto keys = load_keys(config_);
   if (!keys) return keys.error();
   front_ = std::make_unique<Frontend>(config_, *std::move(model), *std::move(keys), *this, daemon.metrics());
-  DI_TRY(front_->open_journal(config_.journal_dir.empty() ? config_.common.run_dir + "/journal" : config_.journal_dir));
+  DI_TRY(front_->open_journal(config_.journal_dir.empty() ? config_.common.run_dir + "/journal"
+                                                          : config_.journal_dir));
   auto address = front_->listen(daemon.loop());
   if (!address) return address.error();
   // Where scripts find the address when the port was picked.
@@ -46,23 +48,27 @@ Status Router::on_start(daemon::Daemon& daemon) {
     if (core_ != nullptr) core_->on_time(daemon_->loop().now());
     turn();
   });
-  second_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "keep-alive", [this] { front_->on_time(); });
+  second_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "keep-alive",
+                                                [this] { front_->on_time(); });
   second_timer_->start_every(seconds(1));
 
   net::Endpoint& endpoint = daemon.endpoint();
-  net::take_messages<wire::meta_matched, wire::rank_credit, wire::prefill_refused, wire::prefill_progress, wire::seat_granted,
-                     wire::seat_refused, wire::decode_started, wire::token_batch, wire::request_done>(
-      endpoint, [this](const net::Incoming& in) { deliver(in); });
+  net::take_messages<wire::meta_matched, wire::rank_credit, wire::prefill_refused, wire::prefill_progress,
+                     wire::seat_granted, wire::seat_refused, wire::decode_started, wire::token_batch,
+                     wire::request_done>(endpoint, [this](const net::Incoming& in) { deliver(in); });
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
   if (auto bound = daemon.listen(); !bound) return bound.error();
 
   daemon::Metrics& metrics = daemon.metrics();
-  metrics.held_from("requests", [this] { return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->flights().size()); });
+  metrics.held_from("requests", [this] {
+    return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->flights().size());
+  });
   metrics.held_from("answers", [this] { return static_cast<std::int64_t>(front_->open()); });
   metrics.held_from("tickets", [this] { return static_cast<std::int64_t>(front_->concurrency().held()); });
-  metrics.held_from("rank_reservations",
-                    [this] { return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->ranks().outstanding()); });
+  metrics.held_from("rank_reservations", [this] {
+    return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->ranks().outstanding());
+  });
   metrics.gauge_from("di_queue_requests", "Requests that wait for credit",
                      [this] { return core_ == nullptr ? 0 : static_cast<std::int64_t>(core_->queued()); });
   metrics.counter_from("di_reentries_total", "Attempts after the first",
@@ -152,7 +158,8 @@ void Router::turn() {
     turn_again_ = false;
     for (wire::Envelope& message : core_->take_outgoing()) {
       const Status sent = net::envelope_send(daemon_->endpoint(), message);
-      if (sent.ok() && message.number == wire::prefill_bind::number) daemon::fault(daemon::FaultPoint::router_after_bind);
+      if (sent.ok() && message.number == wire::prefill_bind::number)
+        daemon::fault(daemon::FaultPoint::router_after_bind);
     }
     const auto emissions = core_->take_emissions();
     if (!emissions.empty()) front_->emitted(emissions);
@@ -247,7 +254,8 @@ void Router::show_fleet(daemon::Reply& reply) const {
           .text("host", info.credit.host.empty() ? "-" : info.credit.host)
           .number("outstanding_requests", info.outstanding)
           .number("outstanding_us", info.outstanding_us)
-          .number("credit_requests", info.credit.granted_requests - std::min(info.credit.granted_requests, info.sent_requests))
+          .number("credit_requests",
+                  info.credit.granted_requests - std::min(info.credit.granted_requests, info.sent_requests))
           .number("running", info.credit.running)
           .number("kv_tokens", info.credit.kv_tokens)
           .number("kv_tokens_max", info.credit.kv_tokens_max);
@@ -260,7 +268,8 @@ void Router::show_fleet(daemon::Reply& reply) const {
 void Router::explain(const std::string& text, daemon::Reply& reply) const {
   const auto id = front_->find_id(text);
   const request::Flight* flight = id.has_value() && core_ != nullptr ? core_->find(*id) : nullptr;
-  if (flight == nullptr) return reply.fail(Error{Code::not_found, 0, "no request '" + text + "' is remembered here"});
+  if (flight == nullptr)
+    return reply.fail(Error{Code::not_found, 0, "no request '" + text + "' is remembered here"});
   for (const request::TimelineRow& row : flight->timeline) {
     daemon::Row out;
     out.number("at_us", to_us(row.at - flight->submitted))

@@ -55,7 +55,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   std::unique_ptr<Frontend> front_;
   std::unique_ptr<request::RouterCore> core_;
   Identity identity_;
-  Bytes secret_;                              // namespace secret of the catalogue
+  Bytes secret_;  // namespace secret of the catalogue
   std::map<net::PeerId, net::Member> peers_;
   std::unique_ptr<loop::Timer> due_timer_;
   std::unique_ptr<loop::Timer> second_timer_;

@@ -82,8 +82,7 @@ ApiError error_context_length(std::int64_t prompt_tokens, std::int64_t window_to
   ApiError error = make(400, "invalid_request_error", "context_length_exceeded",
                         "this model's context window is " + std::to_string(window_tokens) +
                             " tokens and the messages take " + (counted ? "" : "more than ") +
-                            std::to_string(prompt_tokens) +
-                            ", which leaves no room for an answer");
+                            std::to_string(prompt_tokens) + ", which leaves no room for an answer");
   error.param = "messages";
   return error;
 }

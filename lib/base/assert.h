@@ -11,10 +11,10 @@ namespace di {
 
 }  // namespace di
 
-#define DI_ASSERT(condition)                                             \
-  do {                                                                   \
-    if (!(condition)) [[unlikely]] {                                     \
-      ::di::panic("assertion failed: " #condition, __FILE__, __LINE__);  \
-    }                                                                    \
+#define DI_ASSERT(condition)                                            \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]] {                                    \
+      ::di::panic("assertion failed: " #condition, __FILE__, __LINE__); \
+    }                                                                   \
   } while (false)
 #define DI_PANIC(message) ::di::panic((message), __FILE__, __LINE__)

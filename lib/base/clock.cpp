@@ -9,7 +9,8 @@ Instant MonotonicClock::now() const {
 }
 
 std::int64_t wall_clock_ms() {
-  return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace di

@@ -36,7 +36,8 @@ void Sha256::update(ByteView bytes) {
 
 Digest Sha256::finish() {
   Digest digest;
-  DI_ASSERT(EVP_DigestFinal_ex(state_->context, reinterpret_cast<unsigned char*>(digest.data()), nullptr) == 1);
+  DI_ASSERT(EVP_DigestFinal_ex(state_->context, reinterpret_cast<unsigned char*>(digest.data()), nullptr) ==
+            1);
   DI_ASSERT(EVP_DigestInit_ex(state_->context, sha256_algorithm(), nullptr) == 1);
   return digest;
 }

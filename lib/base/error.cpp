@@ -7,22 +7,38 @@ namespace di {
 
 std::string_view code_name(Code code) {
   switch (code) {
-    case Code::ok: return "ok";
-    case Code::invalid: return "invalid";
-    case Code::not_found: return "not_found";
-    case Code::exists: return "exists";
-    case Code::busy: return "busy";
-    case Code::timeout: return "timeout";
-    case Code::cancelled: return "cancelled";
-    case Code::unreachable: return "unreachable";
-    case Code::corrupt: return "corrupt";
-    case Code::unsupported: return "unsupported";
-    case Code::denied: return "denied";
-    case Code::io: return "io";
-    case Code::no_space: return "no_space";
-    case Code::stale: return "stale";
-    case Code::over_quota: return "over_quota";
-    case Code::over_budget: return "over_budget";
+    case Code::ok:
+      return "ok";
+    case Code::invalid:
+      return "invalid";
+    case Code::not_found:
+      return "not_found";
+    case Code::exists:
+      return "exists";
+    case Code::busy:
+      return "busy";
+    case Code::timeout:
+      return "timeout";
+    case Code::cancelled:
+      return "cancelled";
+    case Code::unreachable:
+      return "unreachable";
+    case Code::corrupt:
+      return "corrupt";
+    case Code::unsupported:
+      return "unsupported";
+    case Code::denied:
+      return "denied";
+    case Code::io:
+      return "io";
+    case Code::no_space:
+      return "no_space";
+    case Code::stale:
+      return "stale";
+    case Code::over_quota:
+      return "over_quota";
+    case Code::over_budget:
+      return "over_budget";
   }
   return "unknown";
 }

@@ -14,21 +14,21 @@ namespace di {
 // differently because of it.
 enum class Code : std::uint16_t {
   ok = 0,
-  invalid = 1,        // the input is wrong; do not repeat it
+  invalid = 1,  // the input is wrong; do not repeat it
   not_found = 2,
   exists = 3,
-  busy = 4,           // try again later or elsewhere
+  busy = 4,  // try again later or elsewhere
   timeout = 5,
   cancelled = 6,
-  unreachable = 7,    // the peer is gone
-  corrupt = 8,        // bytes do not match their checksum or format
+  unreachable = 7,  // the peer is gone
+  corrupt = 8,      // bytes do not match their checksum or format
   unsupported = 9,
   denied = 10,
   io = 11,
   no_space = 12,
-  stale = 13,         // addressed to an earlier generation or attempt
-  over_quota = 14,    // who asks may not have more; others may
-  over_budget = 15,   // nobody made a mistake and nothing is full: do without it
+  stale = 13,        // addressed to an earlier generation or attempt
+  over_quota = 14,   // who asks may not have more; others may
+  over_budget = 15,  // nobody made a mistake and nothing is full: do without it
 };
 
 // The spelling used in logs, metrics and control output, e.g. "not_found".

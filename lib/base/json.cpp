@@ -36,12 +36,18 @@ Json convert(simdjson::dom::element element, std::size_t& left) {
       }
       return Json(std::move(out));
     }
-    case simdjson::dom::element_type::INT64: return Json(element.get_int64().value_unsafe());
-    case simdjson::dom::element_type::UINT64: return Json(element.get_uint64().value_unsafe());
-    case simdjson::dom::element_type::DOUBLE: return Json(element.get_double().value_unsafe());
-    case simdjson::dom::element_type::STRING: return Json(std::string(element.get_string().value_unsafe()));
-    case simdjson::dom::element_type::BOOL: return Json(element.get_bool().value_unsafe());
-    case simdjson::dom::element_type::NULL_VALUE: return Json();
+    case simdjson::dom::element_type::INT64:
+      return Json(element.get_int64().value_unsafe());
+    case simdjson::dom::element_type::UINT64:
+      return Json(element.get_uint64().value_unsafe());
+    case simdjson::dom::element_type::DOUBLE:
+      return Json(element.get_double().value_unsafe());
+    case simdjson::dom::element_type::STRING:
+      return Json(std::string(element.get_string().value_unsafe()));
+    case simdjson::dom::element_type::BOOL:
+      return Json(element.get_bool().value_unsafe());
+    case simdjson::dom::element_type::NULL_VALUE:
+      return Json();
   }
   return Json();
 }
@@ -75,20 +81,28 @@ Result<Json> Json::parse(std::string_view text, std::size_t values_max) {
   }
   std::size_t left = values_max + 1;
   Json json = convert(parsed.value_unsafe(), left);
-  if (left == 0) return Error{Code::invalid, 0, "JSON text has more than " + std::to_string(values_max) + " values"};
+  if (left == 0)
+    return Error{Code::invalid, 0, "JSON text has more than " + std::to_string(values_max) + " values"};
   return json;
 }
 
 std::string_view Json::type_name() const {
   switch (value_.index()) {
-    case 0: return "null";
-    case 1: return "boolean";
+    case 0:
+      return "null";
+    case 1:
+      return "boolean";
     case 2:
-    case 3: return "integer";
-    case 4: return "number";
-    case 5: return "string";
-    case 6: return "array";
-    default: return "object";
+    case 3:
+      return "integer";
+    case 4:
+      return "number";
+    case 5:
+      return "string";
+    case 6:
+      return "array";
+    default:
+      return "object";
   }
 }
 
@@ -177,12 +191,24 @@ void JsonWriter::string(std::string_view value) {
     text_.append(value.substr(plain, i - plain));
     plain = i + 1;
     switch (c) {
-      case '"': text_.append("\\\""); break;
-      case '\\': text_.append("\\\\"); break;
-      case '\n': text_.append("\\n"); break;
-      case '\r': text_.append("\\r"); break;
-      case '\t': text_.append("\\t"); break;
-      default: text_.append(fmt::format("\\u{:04x}", c)); break;
+      case '"':
+        text_.append("\\\"");
+        break;
+      case '\\':
+        text_.append("\\\\");
+        break;
+      case '\n':
+        text_.append("\\n");
+        break;
+      case '\r':
+        text_.append("\\r");
+        break;
+      case '\t':
+        text_.append("\\t");
+        break;
+      default:
+        text_.append(fmt::format("\\u{:04x}", c));
+        break;
     }
   }
   text_.append(value.substr(plain));

@@ -18,7 +18,8 @@ namespace di {
 
 inline constexpr std::size_t json_bytes_max = std::size_t{256} << 20;  // a large tokenizer.json is 8 MB
 inline constexpr int json_depth_max = 128;
-inline constexpr std::size_t json_values_max = std::size_t{16} << 20;  // the index of a large model has a million
+// the index of a large model has a million
+inline constexpr std::size_t json_values_max = std::size_t{16} << 20;
 
 class Json {
  public:
@@ -27,7 +28,7 @@ class Json {
   using Object = std::vector<Member>;  // in the order of the text
 
   Json() = default;
-  Json(std::nullptr_t) {}                                       // NOLINT: implicit on purpose
+  Json(std::nullptr_t) {}  // NOLINT: implicit on purpose
   explicit Json(bool value) : value_(value) {}
   explicit Json(std::int64_t value) : value_(value) {}
   explicit Json(std::uint64_t value);
@@ -76,15 +77,16 @@ class JsonWriter {
   void open_array();
   void close_array();
   void key(std::string_view name);
-  void string(std::string_view value);   // must be UTF-8; escapes what JSON requires
+  void string(std::string_view value);  // must be UTF-8; escapes what JSON requires
   void number(std::int64_t value);
   void number(std::uint64_t value);
   void number(int value) { number(static_cast<std::int64_t>(value)); }
   void number(std::uint32_t value) { number(static_cast<std::uint64_t>(value)); }
-  void number(double value);             // shortest form that reads back equal; NaN and infinities become null
+  // shortest form that reads back equal; NaN and infinities become null
+  void number(double value);
   void boolean(bool value);
   void null();
-  void raw(std::string_view json);       // already JSON
+  void raw(std::string_view json);  // already JSON
   void value(const Json& value);
 
   [[nodiscard]] const std::string& text() const { return text_; }

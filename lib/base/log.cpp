@@ -36,10 +36,14 @@ LogState& log_state() {
 
 std::string_view level_name(LogLevel level) {
   switch (level) {
-    case LogLevel::error: return "error";
-    case LogLevel::warn: return "warn";
-    case LogLevel::info: return "info";
-    case LogLevel::debug: return "debug";
+    case LogLevel::error:
+      return "error";
+    case LogLevel::warn:
+      return "warn";
+    case LogLevel::info:
+      return "info";
+    case LogLevel::debug:
+      return "debug";
   }
   return "info";
 }
@@ -99,7 +103,8 @@ Result<LogLevel> log_level_parse(std::string_view name) {
   for (const LogLevel level : {LogLevel::error, LogLevel::warn, LogLevel::info, LogLevel::debug}) {
     if (name == level_name(level)) return level;
   }
-  return Error{Code::invalid, 0, fmt::format("'{}' is not a log level: want error, warn, info or debug", name)};
+  return Error{Code::invalid, 0,
+               fmt::format("'{}' is not a log level: want error, warn, info or debug", name)};
 }
 
 bool log_enabled(std::string_view module, LogLevel level) {

@@ -59,10 +59,10 @@ inline void log_info(std::string_view module, std::string_view text,
   log_write(LogLevel::info, module, text, fields);
 }
 // Fields of a debug line are built only when the level is on: use inside DI_LOG_DEBUG.
-#define DI_LOG_DEBUG(module, text, ...)                                               \
-  do {                                                                                \
-    if (::di::log_enabled((module), ::di::LogLevel::debug))                           \
-      ::di::log_write(::di::LogLevel::debug, (module), (text), __VA_ARGS__);          \
+#define DI_LOG_DEBUG(module, text, ...)                                      \
+  do {                                                                       \
+    if (::di::log_enabled((module), ::di::LogLevel::debug))                  \
+      ::di::log_write(::di::LogLevel::debug, (module), (text), __VA_ARGS__); \
   } while (false)
 
 }  // namespace di

@@ -12,7 +12,7 @@ namespace di {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}     // NOLINT: implicit on purpose
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT: implicit on purpose
   Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT: implicit on purpose
 
   explicit operator bool() const { return state_.index() == 0; }
@@ -52,8 +52,8 @@ template <>
 class [[nodiscard]] Result<void> {
  public:
   Result() = default;
-  Result(Ok) {}                                                      // NOLINT: implicit on purpose
-  Result(Error error) : failed_(true), error_(std::move(error)) {}   // NOLINT: implicit on purpose
+  Result(Ok) {}                                                     // NOLINT: implicit on purpose
+  Result(Error error) : failed_(true), error_(std::move(error)) {}  // NOLINT: implicit on purpose
 
   explicit operator bool() const { return !failed_; }
   [[nodiscard]] bool ok() const { return !failed_; }
@@ -72,9 +72,9 @@ using Status = Result<void>;
 }  // namespace di
 
 // Leaves the enclosing function with the error of a Status-valued expression.
-#define DI_TRY(expression)                                       \
-  do {                                                           \
+#define DI_TRY(expression)                                        \
+  do {                                                            \
     if (auto di_try_status = (expression); !di_try_status.ok()) { \
-      return di_try_status.error();                              \
-    }                                                            \
+      return di_try_status.error();                               \
+    }                                                             \
   } while (false)

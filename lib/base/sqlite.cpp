@@ -116,7 +116,8 @@ Result<Database> Database::open(const std::string& path, Synchronous synchronous
   for (const char* pragma : {"PRAGMA journal_mode=WAL", "PRAGMA foreign_keys=ON"}) {
     if (const Status set = database.exec(pragma); !set) return set.error().in(path);
   }
-  const char* level = synchronous == Synchronous::full ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL";
+  const char* level =
+      synchronous == Synchronous::full ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL";
   if (const Status set = database.exec(level); !set) return set.error().in(path);
   return database;
 }
@@ -130,7 +131,8 @@ Status Database::exec(const std::string& sql) {
 Result<Statement> Database::prepare(std::string_view sql) {
   auto statement = std::make_unique<Statement::State>();
   statement->db = state_->db;
-  const int rc = sqlite3_prepare_v2(state_->db, sql.data(), static_cast<int>(sql.size()), &statement->stmt, nullptr);
+  const int rc =
+      sqlite3_prepare_v2(state_->db, sql.data(), static_cast<int>(sql.size()), &statement->stmt, nullptr);
   if (rc != SQLITE_OK) return sqlite_error(state_->db, rc, "sqlite");
   return Statement(std::move(statement));
 }

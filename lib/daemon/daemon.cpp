@@ -350,8 +350,7 @@ struct Daemon::Impl {
     // Nothing that is started from here on gains rights.
     if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno_error("prctl no_new_privs");
     control = std::make_unique<ControlServer>(
-        loop, common.instance,
-        [this](const Words& words, const Reply& reply) {
+        loop, common.instance, [this](const Words& words, const Reply& reply) {
           return answer_by(commands, words, reply) || program.on_ctl(words, reply);
         });
     DI_TRY(control->listen(daemon.path("ctl"), false));

@@ -11,11 +11,11 @@
 namespace di::daemon {
 
 struct ControlFlags {
-  std::string run_dir;             // -r; /run/di when that exists, else run
-  std::string instance;            // -d; empty: all
-  bool json = false;               // -j
-  bool all_columns = false;        // -a
-  std::string model;               // -m, -k and -u: of chat
+  std::string run_dir;       // -r; /run/di when that exists, else run
+  std::string instance;      // -d; empty: all
+  bool json = false;         // -j
+  bool all_columns = false;  // -a
+  std::string model;         // -m, -k and -u: of chat
   std::string key_file;
   std::string url;
   std::vector<std::string> words;  // the command

@@ -61,7 +61,7 @@ class Frees {
     std::uint64_t bytes = 0;
   };
   std::map<Id, Pending> pending_;
-  std::set<std::pair<Instant, Id>> due_;  // of stores that are up
+  std::set<std::pair<Instant, Id>> due_;        // of stores that are up
   std::map<std::uint64_t, std::set<Id>> held_;  // by stripe: was due, and waits for the end of leases
   std::set<std::uint32_t> up_;
   std::map<std::uint32_t, std::uint64_t> bytes_;

@@ -23,8 +23,7 @@ constexpr std::uint32_t index_of(std::uint64_t page) {
 std::uint32_t run_length(const std::vector<Key>& keys, std::size_t at, std::span<const Key> page,
                          std::uint32_t block) {
   std::uint32_t count = 0;
-  while (at + count < keys.size() && block + count < page.size() &&
-         keys[at + count] == page[block + count]) {
+  while (at + count < keys.size() && block + count < page.size() && keys[at + count] == page[block + count]) {
     ++count;
   }
   return count;
@@ -102,7 +101,8 @@ Index::Redundancy Index::redundancy() const {
     const Stripe& stripe = stripes_.at(slot);
     if (readable_columns(stripe) == stripe.form().columns_stored()) continue;
     bool readable = true;
-    for (std::uint32_t page = 0; page < stripe.pages() && readable; ++page) readable = page_readable(stripe, page);
+    for (std::uint32_t page = 0; page < stripe.pages() && readable; ++page)
+      readable = page_readable(stripe, page);
     ++(readable ? out.degraded : out.unreadable);
   }
   return out;

@@ -186,17 +186,17 @@ class Index final : private BlockMap::Keys {
     std::uint64_t columns_repaired = 0;
     std::uint64_t repairs_started = 0;
     std::uint64_t repairs_failed = 0;
-    std::uint64_t repairs_unneeded = 0;   // the column came back in time
+    std::uint64_t repairs_unneeded = 0;  // the column came back in time
     std::uint64_t cross_checks_right = 0;
     std::uint64_t cross_checks_wrong = 0;      // stripes that went for it
     std::uint64_t cross_checks_undecided = 0;  // not everything could be read
-    std::uint64_t reconciles = 0;         // stores asked again what they hold
-    std::uint64_t reconciles_failed = 0;  // that did not tell all of it
-    std::uint64_t reconciled_missing = 0;  // columns that they did not show
-    std::uint64_t reconciled_back = 0;     // that were thought to be lost
-    std::uint64_t reconciled_unknown = 0;  // of no stripe
-    std::uint64_t inventory_refused = 0;  // parts out of order or from another generation
-    std::uint64_t blocks_refused = 0;     // blocks_max
+    std::uint64_t reconciles = 0;              // stores asked again what they hold
+    std::uint64_t reconciles_failed = 0;       // that did not tell all of it
+    std::uint64_t reconciled_missing = 0;      // columns that they did not show
+    std::uint64_t reconciled_back = 0;         // that were thought to be lost
+    std::uint64_t reconciled_unknown = 0;      // of no stripe
+    std::uint64_t inventory_refused = 0;       // parts out of order or from another generation
+    std::uint64_t blocks_refused = 0;          // blocks_max
   };
 
   Index(Options options, Instant now);
@@ -390,9 +390,9 @@ class Index final : private BlockMap::Keys {
     Instant reconcile_at = instant_never;
     std::map<std::uint16_t, wire::VolumeState> volumes;
     std::set<std::uint16_t> told;  // those of them that it has
-    std::uint64_t columns = 0;  // of committed stripes
-    std::uint64_t blocks = 0;   // of pages whose first column is among them
-    std::uint64_t bytes = 0;    // of columns here, open ones included
+    std::uint64_t columns = 0;     // of committed stripes
+    std::uint64_t blocks = 0;      // of pages whose first column is among them
+    std::uint64_t bytes = 0;       // of columns here, open ones included
   };
 
   [[nodiscard]] const Key& key_of(BlockRef ref) const override;
@@ -445,7 +445,8 @@ class Index final : private BlockMap::Keys {
   // the one that it hung on is gone.
   void adopt_orphans(std::span<const Key> keys);
   // Out of the directory.  Returns how many bytes that gives on the store.
-  std::uint64_t drop_victims(const std::vector<kv::Evictor::Victim>& victims, std::uint32_t store, Instant now);
+  std::uint64_t drop_victims(const std::vector<kv::Evictor::Victim>& victims, std::uint32_t store,
+                             Instant now);
   // `want` bytes on that store, with what is on its way out.
   void evict(std::uint32_t store, std::uint64_t want, Instant now);
   // It refused a column of so many bytes.
@@ -505,7 +506,7 @@ class Index final : private BlockMap::Keys {
   std::size_t next_repair_host_ = 0;
   Rng draws_;
   Instant cross_check_at_ = instant_never;
-  std::uint64_t cross_check_ = 0;  // the stripe that was drawn last
+  std::uint64_t cross_check_ = 0;         // the stripe that was drawn last
   bool repairs_wait_for_stores_ = false;  // a stripe with too few columns that can be read was passed over
 
   std::optional<std::uint32_t> reconciling_;  // a store that was asked

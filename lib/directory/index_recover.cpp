@@ -310,7 +310,8 @@ std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const
   const bool leaving = std::any_of(stores_.begin(), stores_.end(),
                                    [](const Store& store) { return store.leaves && store.columns > 0; });
   if (now_is.degraded == 0 && now_is.unreadable == 0 && repairs_.waiting() == 0 && !leaving) return out;
-  if (options_.repair == RepairPolicy::off || repairs_.options().bytes_per_s == 0) add("repairs to be switched on");
+  if (options_.repair == RepairPolicy::off || repairs_.options().bytes_per_s == 0)
+    add("repairs to be switched on");
   if (repairs_.waiting() > 0) {
     if (arenas_.numbers().empty()) add("a di-kvd host, which makes the columns");
     if (const std::string lack = placements_.lack(); !lack.empty()) add(lack);
@@ -320,11 +321,14 @@ std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const
   std::size_t count = 0;
   for (const auto& [instance, number] : store_numbers_) {
     const Store& store = stores_[number];
-    if (store.up || store.columns == 0 || (store.gone && now_is.unreadable == 0) || ++count > names_max) continue;
+    if (store.up || store.columns == 0 || (store.gone && now_is.unreadable == 0) || ++count > names_max)
+      continue;
     names.append(names.empty() ? "" : ", ").append(instance);
     if (!store.gone) {
       const Duration left = store.away_since + options_.repair_after - now;
-      names.append(" (given up in ").append(std::to_string(std::max<std::int64_t>(to_ms(left) / 1000, 0))).append(" s)");
+      names.append(" (given up in ")
+          .append(std::to_string(std::max<std::int64_t>(to_ms(left) / 1000, 0)))
+          .append(" s)");
     }
   }
   if (count > names_max) names.append(", and ").append(std::to_string(count - names_max)).append(" more");
@@ -394,8 +398,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
     repairs_.drop(id);
     return std::nullopt;
   }
-  const std::vector<std::uint16_t> lost =
-      cross_check ? std::vector<std::uint16_t>() : lost_columns(stripe);
+  const std::vector<std::uint16_t> lost = cross_check ? std::vector<std::uint16_t>() : lost_columns(stripe);
   const std::uint32_t readable = readable_columns(stripe);
   if (!cross_check && (lost.empty() || readable < stripe.form().data_stored())) {
     if (lost.empty()) {

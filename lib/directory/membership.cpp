@@ -61,7 +61,8 @@ Status check(const wire::Member& self) {
   const bool rank_program = self.program == "di-prefill" || self.program == "di-decode";
   const bool script = rank_program && self.role == "script";
   if (kvd ? self.role != "host" && self.role != "store" : !self.role.empty() && !script) {
-    return invalid("role: host or store for di-kvd, script or empty for di-prefill and di-decode, empty otherwise");
+    return invalid(
+        "role: host or store for di-kvd, script or empty for di-prefill and di-decode, empty otherwise");
   }
   for (const auto& [name, label] : {std::pair<std::string_view, const std::string&>{"host", self.host},
                                     {"rack", self.rack},

@@ -122,7 +122,7 @@ class Membership {
   void remember(Away away);
 
   std::map<std::string, InstanceRow> rows_;
-  std::map<std::string, Present> members_;          // by instance name
+  std::map<std::string, Present> members_;  // by instance name
   std::map<std::string, Away> away_;
   std::map<std::uint32_t, std::string> instances_;  // number -> name of a present member
   std::uint32_t next_id_ = 1;

@@ -291,7 +291,8 @@ std::optional<Placements::Choice> Placements::choose(std::uint64_t stripe, const
   // room.  One has its turn, the other is drawn: neighbours are alike, and would always be weighed against each other.
   const std::size_t others = records_.size() - 1;
   const Record& a = records_[cursor_];
-  const Record& b = records_[others == 0 ? 0 : (cursor_ + 1 + Rng(stripe | record_draw).below(others)) % records_.size()];
+  const Record& b =
+      records_[others == 0 ? 0 : (cursor_ + 1 + Rng(stripe | record_draw).below(others)) % records_.size()];
   const Look at_a = look(a);
   const Look at_b = look(b);
   const bool second =

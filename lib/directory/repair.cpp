@@ -147,8 +147,9 @@ Instant RepairQueue::next_due() const {
 
 void RepairQueue::test_check() const {
   DI_ASSERT(ready_.size() + paused_.size() == waiting_.size());
-  DI_ASSERT(cross_checks_waiting_ == static_cast<std::size_t>(std::count_if(
-                waiting_.begin(), waiting_.end(), [](const auto& w) { return w.second.rank.cross_check; })));
+  DI_ASSERT(cross_checks_waiting_ ==
+            static_cast<std::size_t>(std::count_if(waiting_.begin(), waiting_.end(),
+                                                   [](const auto& w) { return w.second.rank.cross_check; })));
   for (const auto& [stripe, entry] : waiting_) {
     DI_ASSERT(!running_.contains(stripe));
     DI_ASSERT(entry.paused ? paused_.contains({entry.not_before, stripe})

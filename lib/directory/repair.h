@@ -37,7 +37,7 @@ class RepairQueue {
   struct Options {
     std::size_t waiting_max = 65536;
     std::size_t running_max = 16;
-    std::size_t per_host_max = 2;  // a host refuses more than its kv.repairs_max
+    std::size_t per_host_max = 2;   // a host refuses more than its kv.repairs_max
     std::uint64_t bytes_per_s = 0;  // read and written; 0: no repair
     Duration backoff_min = seconds(1);
     Duration backoff_max = seconds(60);
@@ -48,7 +48,8 @@ class RepairQueue {
     bool cross_check = false;
     bool operator==(const Rank&) const = default;
     friend auto operator<=>(const Rank& a, const Rank& b) {
-      return std::tuple(a.cross_check, a.redundancy, a.cold) <=> std::tuple(b.cross_check, b.redundancy, b.cold);
+      return std::tuple(a.cross_check, a.redundancy, a.cold) <=>
+             std::tuple(b.cross_check, b.redundancy, b.cold);
     }
   };
   struct Aim {
@@ -115,7 +116,8 @@ class RepairQueue {
   void pause(std::uint64_t stripe, Waiting& entry, Instant now);
 
   [[nodiscard]] bool busy() const {
-    return running_.size() >= std::min(options_.running_max, std::max<std::size_t>(hosts_, 1) * options_.per_host_max);
+    return running_.size() >=
+           std::min(options_.running_max, std::max<std::size_t>(hosts_, 1) * options_.per_host_max);
   }
 
   Options options_;

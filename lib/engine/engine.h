@@ -34,12 +34,12 @@ using wire::TokenValue;
 struct Description {
   std::string model;
   kv::Layout layout;
-  Key revision;                       // weight revision
-  std::uint32_t context_tokens_max;   // prompt plus output
+  Key revision;                      // weight revision
+  std::uint32_t context_tokens_max;  // prompt plus output
   std::uint32_t vocab;
-  std::uint32_t pool_blocks;          // blocks (of layout.block_tokens) in the pool
+  std::uint32_t pool_blocks;  // blocks (of layout.block_tokens) in the pool
   std::uint32_t sequences_max;
-  bool wants_debug_text;              // script engines: give the last user message to admit()
+  bool wants_debug_text;  // script engines: give the last user message to admit()
 };
 
 // A run of blocks inside one segment that lies in memory: blocks [first, first+count) of a page of
@@ -74,54 +74,54 @@ class KvSource {
 struct SequenceSpec {
   RequestId request;
   std::uint16_t attempt = 0;
-  std::vector<std::uint32_t> tokens;      // prompt, then tokens produced earlier
-  std::uint32_t first_index = 0;          // absolute index of the next token to be chosen
+  std::vector<std::uint32_t> tokens;  // prompt, then tokens produced earlier
+  std::uint32_t first_index = 0;      // absolute index of the next token to be chosen
   Sampling sampling;
-  std::uint32_t known_tokens_max = 0;     // pool room to take: tokens.size() + what may still be produced
-  Key root;                               // root of the chain and keys of its full blocks: script engines
-  std::vector<Key> keys;                  // derive KV bytes from them, others ignore them
-  std::uint32_t cached_tokens = 0;        // KV of so many first tokens comes from `source`; < tokens.size()
-  std::shared_ptr<KvSource> source;       // null when cached_tokens is 0
-  std::string debug_text;                 // last user message, for script engines
-  std::vector<Bytes> resume;              // bytes of script pieces at the end of `tokens`
+  std::uint32_t known_tokens_max = 0;  // pool room to take: tokens.size() + what may still be produced
+  Key root;                            // root of the chain and keys of its full blocks: script engines
+  std::vector<Key> keys;               // derive KV bytes from them, others ignore them
+  std::uint32_t cached_tokens = 0;     // KV of so many first tokens comes from `source`; < tokens.size()
+  std::shared_ptr<KvSource> source;    // null when cached_tokens is 0
+  std::string debug_text;              // last user message, for script engines
+  std::vector<Bytes> resume;           // bytes of script pieces at the end of `tokens`
   wire::Leg leg = wire::Leg::prefill;
 };
 
 struct StepRow {
   SequenceId sequence = 0;
-  std::uint32_t tokens = 0;               // known, not yet computed tokens to compute; at least 1
+  std::uint32_t tokens = 0;  // known, not yet computed tokens to compute; at least 1
 };
 
 struct StepPlan {
-  std::vector<StepRow> rows;              // each sequence at most once
-  Duration swap_wait{};                   // kv.swap_wait: longest wait for one late layer group
+  std::vector<StepRow> rows;  // each sequence at most once
+  Duration swap_wait{};       // kv.swap_wait: longest wait for one late layer group
 };
 
 enum class RowState : std::uint8_t {
-  computed,     // all tokens of the row
-  late,         // a layer group was not there in time: nothing of the row counts, ask again when it is
-  kv_failed,    // `failed_block` will never come: call truncate_cached, then go on
-  not_before,   // a script delay: nothing was computed; ask again at `not_before`
+  computed,    // all tokens of the row
+  late,        // a layer group was not there in time: nothing of the row counts, ask again when it is
+  kv_failed,   // `failed_block` will never come: call truncate_cached, then go on
+  not_before,  // a script delay: nothing was computed; ask again at `not_before`
 };
 
 struct RowResult {
   SequenceId sequence = 0;
   RowState state = RowState::computed;
-  std::uint32_t computed_tokens = 0;      // tokens of the sequence whose KV is in the pool now
-  bool has_token = false;                 // a token was chosen
+  std::uint32_t computed_tokens = 0;  // tokens of the sequence whose KV is in the pool now
+  bool has_token = false;             // a token was chosen
   TokenValue token;
-  std::uint32_t index = 0;                // its absolute index
-  Finish finish = Finish::none;           // set together with the last token
-  std::uint32_t late_group = 0;           // with late: group that was missing
-  std::uint32_t failed_block = 0;         // with kv_failed
-  std::uint32_t swapped_blocks = 0;       // full blocks really swapped in so far: a tail is none
-  Instant not_before{};                   // with not_before
-  std::vector<Span> spans;                // at most spans_per_row_max
+  std::uint32_t index = 0;           // its absolute index
+  Finish finish = Finish::none;      // set together with the last token
+  std::uint32_t late_group = 0;      // with late: group that was missing
+  std::uint32_t failed_block = 0;    // with kv_failed
+  std::uint32_t swapped_blocks = 0;  // full blocks really swapped in so far: a tail is none
+  Instant not_before{};              // with not_before
+  std::vector<Span> spans;           // at most spans_per_row_max
 };
 inline constexpr std::size_t spans_per_row_max = 64;
 
 struct StepResult {
-  std::vector<RowResult> rows;            // in the order of the plan
+  std::vector<RowResult> rows;  // in the order of the plan
   // The result counts from here on: engine.step_delay_ms and script delays move it into the future of
   // the clock given to step(); the rank's core waits, the engine never sleeps.
   Instant ready_at{};
@@ -145,7 +145,8 @@ class Engine {
 
   // Copies blocks [first, first+count) out of the pool into a page of `count` blocks (layout.page_bytes(count)
   // bytes, padding zeroed).  Every token of these blocks must be computed.
-  virtual void export_page(SequenceId sequence, std::uint32_t first, std::uint32_t count, MutableByteView page) = 0;
+  virtual void export_page(SequenceId sequence, std::uint32_t first, std::uint32_t count,
+                           MutableByteView page) = 0;
   // The partial last block as a page of one block; tokens past the last computed one are zeros.
   virtual void export_tail(SequenceId sequence, MutableByteView page) = 0;
 

@@ -17,7 +17,8 @@ Core::Core(const Options& options, ArenaPort& port, DataPort& data)
       entries_(options.entries_max),
       pages_(options.arena, port),
       leases_(options.fetch.lease_cap, *this, out_),
-      reads_({options.fetch.reads_per_source, options.fetch.read_wait}, pages_, data, *this, leases_, numbers_, out_),
+      reads_({options.fetch.reads_per_source, options.fetch.read_wait}, pages_, data, *this, leases_,
+             numbers_, out_),
       hedge_(options.hedge),
       rebuilds_(options.rebuild, pages_, port, *this, reads_, leases_, hedge_),
       fillings_(pages_, port, *this, reads_, rebuilds_, hedge_),
@@ -247,7 +248,8 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
   switch (message.number) {
     case wire::kv_fetch::number:
       if (auto body = decode<wire::kv_fetch>(message)) {
-        fetches_.begin(holder, message.scope, {FetchKind::fetch, std::move(body->keys), 0, std::move(body->compute)}, now);
+        fetches_.begin(holder, message.scope,
+                       {FetchKind::fetch, std::move(body->keys), 0, std::move(body->compute)}, now);
         // The request is here: the fetch has pins of its own.
         fetches_.release_prefetch(holder.request, holder.attempt, now);
         for (const std::uint32_t slot : fetches_.take_sighted()) writeback_.sighted(slot, now);
@@ -270,7 +272,8 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
       }
       break;
     case wire::kv_push::number:
-      if (const auto body = decode<wire::kv_push>(message)) handovers_.push(holder, message.scope, *body, now);
+      if (const auto body = decode<wire::kv_push>(message))
+        handovers_.push(holder, message.scope, *body, now);
       break;
     case wire::kv_handover::number:
       if (const auto body = decode<wire::kv_handover>(message)) {
@@ -372,7 +375,8 @@ void Core::from_host(const Peer& host, const wire::Envelope& message, const Now&
       }
       break;
     case wire::handover_opened::number:
-      if (const auto body = decode<wire::handover_opened>(message)) handovers_.opened(host, scope, *body, now);
+      if (const auto body = decode<wire::handover_opened>(message))
+        handovers_.opened(host, scope, *body, now);
       break;
     case wire::handover_pages::number:
       if (const auto body = decode<wire::handover_pages>(message)) handovers_.pages(host, scope, *body);
@@ -533,7 +537,8 @@ void Core::settle_reads(const Now& now) {
 }
 
 void Core::hear_fillings(const Now& now) {
-  for (const Fillings::Progress& progress : fillings_.take_progress()) fetches_.filling_progress(progress, now);
+  for (const Fillings::Progress& progress : fillings_.take_progress())
+    fetches_.filling_progress(progress, now);
 }
 
 void Core::on_pushed(std::uint64_t push, Code code, const Now& now) {
@@ -594,8 +599,8 @@ void Core::flush(const Now& now) {
 Due Core::next_due() const {
   Due due = fetches_.next_due();
   if (rebuilds_.has_step() || repairs_.has_step()) due.at_once();
-  for (const Due& other : {fillings_.next_due(), reads_.next_due(), leases_.next_due(), repairs_.next_due(), writeback_.next_due(),
-                           handovers_.next_due()}) {
+  for (const Due& other : {fillings_.next_due(), reads_.next_due(), leases_.next_due(), repairs_.next_due(),
+                           writeback_.next_due(), handovers_.next_due()}) {
     due.sooner_product(other.product);
     due.sooner_liveness(other.liveness);
   }
@@ -615,7 +620,9 @@ std::array<Core::Work, 3> Core::background() const {
       {"host-fetch", reads_.waits() || rebuilds_.count() > 0,
        read.reads + read.groups + read.failed + read.cancelled + rebuild.rebuilds + rebuild.failed +
            rebuild.bytes},
-      {"host-repair", repairs_.count() > 0, repair.repairs + repair.refused + repair.failed + repair.columns + repair.checks + repair.groups_checked},
+      {"host-repair", repairs_.count() > 0,
+       repair.repairs + repair.refused + repair.failed + repair.columns + repair.checks +
+           repair.groups_checked},
   }};
 }
 
@@ -637,7 +644,8 @@ std::vector<Gauge> Core::gauges() const {
     scratch += page.state == PageState::scratch ? 1 : 0;
   }
   return {
-      {"pins", claim_pins + lingering + fetches_.pins() + rebuilds_.pins() + handovers_.pins() + pushes_.count()},
+      {"pins",
+       claim_pins + lingering + fetches_.pins() + rebuilds_.pins() + handovers_.pins() + pushes_.count()},
       {"grants", grants},
       {"entries", entries_.used()},
       {"fetches", fetches_.fetches(FetchKind::fetch) + fetches_.fetches(FetchKind::expect)},

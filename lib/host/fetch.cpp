@@ -5,8 +5,8 @@
 
 namespace di::host {
 
-Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
-                 Fillings& fillings, Leases& leases, Numbers& numbers, Outbox& out)
+Fetches::Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port,
+                 const Peers& peers, Fillings& fillings, Leases& leases, Numbers& numbers, Outbox& out)
     : limits_(limits),
       pages_(pages),
       entries_(entries),
@@ -104,7 +104,8 @@ Gap Fetches::extend(FetchId id, Fetch& fetch, const wire::meta_planned* plan, co
     if (page == nullptr) break;
     const bool whole = page->keys.front() == fetch.keys[fetch.blocks];
     const Key parent = whole && fetch.blocks > 0 ? fetch.keys[fetch.blocks - 1] : Key{};
-    if (const Gap gap = add_filling(id, fetch, *page, parent, plan->lease, stripes); gap != Gap::none) return gap;
+    if (const Gap gap = add_filling(id, fetch, *page, parent, plan->lease, stripes); gap != Gap::none)
+      return gap;
   }
   return fetch.blocks == fetch.keys.size() ? Gap::none : Gap::absent;
 }
@@ -268,7 +269,8 @@ void Fetches::fail_from(Fetch& fetch, std::uint32_t block, Lost why, const Now& 
 }
 
 void Fetches::release(FetchKind kind, const Holder& holder, bool by_client, const Now& now) {
-  if (const auto found = names_.find({holder, kind}); found != names_.end()) forget(found->second, by_client, now);
+  if (const auto found = names_.find({holder, kind}); found != names_.end())
+    forget(found->second, by_client, now);
 }
 
 const PinSet* Fetches::pins_of(const Holder& holder) const {

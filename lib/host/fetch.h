@@ -71,15 +71,16 @@ class Fetches {
  public:
   struct Limits {
     std::size_t fetches_max = 4096;
-    std::size_t keys_max = 65536;       // as in messages.def
+    std::size_t keys_max = 65536;        // as in messages.def
     std::uint32_t reads_per_source = 8;  // outstanding; enough for one NVMe device at 1 MiB a page
-    Duration fetch_delay{0};            // kv.fetch_delay_ms
+    Duration fetch_delay{0};             // kv.fetch_delay_ms
     Duration plan_wait = seconds(1);
     Duration read_wait = seconds(10);   // silence of a store within a read
     Duration fetch_wait = seconds(30);  // without a deadline in kv_fetch
     Duration prefetch_hold = seconds(60);
     Duration lease_cap = seconds(120);
-    Duration probe_after = seconds(10);  // between two fetches that are not cut, to see whether a place is fast again
+    // between two fetches that are not cut, to see whether a place is fast again
+    Duration probe_after = seconds(10);
     std::uint32_t prefetch_share = 4;  // prefetches pin at most this part of the arena: 1/4
   };
   Fetches(const Limits& limits, Pages& pages, kv::EntryPool& entries, ArenaPort& port, const Peers& peers,
@@ -139,7 +140,7 @@ class Fetches {
     std::array<std::uint64_t, balance::places> bytes{};
     std::array<std::uint64_t, balance::places> queued{};  // in front of them
     Instant since;                                        // liveness time
-    bool shared = false;  // others read some of it: its time says nothing
+    bool shared = false;                                  // others read some of it: its time says nothing
   };
   struct Fetch {
     Name name;
@@ -196,8 +197,8 @@ class Fetches {
   void observe(const Fetch& fetch, const Now& now);
   bool add_piece(FetchId id, Fetch& fetch, const Piece& piece);
   // none: it is coming.
-  Gap add_filling(FetchId id, Fetch& fetch, const wire::PlannedPage& page, const Key& parent, std::uint64_t lease,
-                  Fillings::Stripes& stripes);
+  Gap add_filling(FetchId id, Fetch& fetch, const wire::PlannedPage& page, const Key& parent,
+                  std::uint64_t lease, Fillings::Stripes& stripes);
   // The plan came, or will not come (null, and `missing` says why): the fetch has what it will ever have.
   void settle_plan(FetchId id, const wire::meta_planned* plan, Gap missing, const Now& now);
   // kv_fetching; false when there is nothing to wait for and the fetch is over.
@@ -215,7 +216,9 @@ class Fetches {
   void page_moved(std::uint32_t slot, std::uint32_t group, const Now& now);
   void page_failed(std::uint32_t slot, Lost why, const Now& now);
   // Bytes that prefetches may pin in all.
-  [[nodiscard]] std::uint64_t prefetch_bytes_max() const { return pages_.bytes_total() / limits_.prefetch_share; }
+  [[nodiscard]] std::uint64_t prefetch_bytes_max() const {
+    return pages_.bytes_total() / limits_.prefetch_share;
+  }
 
   template <class M>
   void to_meta(const RequestId& request, const M& message) {
@@ -252,7 +255,8 @@ class Fetches {
   };
   std::map<std::uint32_t, std::vector<Waiter>> waiters_;  // by filling slot
   balance::FetchCost cost_;
-  std::array<Instant, balance::places> probe_at_{instant_never, instant_never, instant_never};  // liveness time
+  // liveness time
+  std::array<Instant, balance::places> probe_at_{instant_never, instant_never, instant_never};
   std::vector<std::uint32_t> sighted_;
   Books books_;
   FetchCounters counters_;

@@ -35,9 +35,8 @@ Lost lost_of(Code code) {
 
 std::uint32_t readable_columns(const StripePlan& stripe, const Peers& peers) {
   return static_cast<std::uint32_t>(
-      std::count_if(stripe.columns.begin(), stripe.columns.end(), [&](const wire::Column& column) {
-        return peers.store_up(column.instance).has_value();
-      }));
+      std::count_if(stripe.columns.begin(), stripe.columns.end(),
+                    [&](const wire::Column& column) { return peers.store_up(column.instance).has_value(); }));
 }
 
 }  // namespace
@@ -200,12 +199,14 @@ void Fillings::rebuild(std::uint32_t slot, const Filling& filling) {
 }
 
 std::uint64_t Fillings::column_bytes(const Filling& filling, const Part& part, std::uint32_t blocks) const {
-  return filling.stripe ? filling.stripe->shape.column_bytes(part.column) : pages_.layout().page_bytes(blocks);
+  return filling.stripe ? filling.stripe->shape.column_bytes(part.column)
+                        : pages_.layout().page_bytes(blocks);
 }
 
 std::vector<Rebuilds::Part> Fillings::parts_of(const Filling& filling) {
   std::vector<Rebuilds::Part> parts;
-  for (const Part& part : filling.parts) parts.push_back({part.groups, part.missing, part.skipped, part.source});
+  for (const Part& part : filling.parts)
+    parts.push_back({part.groups, part.missing, part.skipped, part.source});
   return parts;
 }
 
@@ -243,7 +244,8 @@ void Fillings::read_progress(const Reads::Progress& progress, const Now& now) {
   }
   part.groups = progress.groups;
   if (rebuilds_.has(slot)) rebuilds_.part_moved(slot, number, progress.groups);
-  const bool missing = std::any_of(filling.parts.begin(), filling.parts.end(), [](const Part& p) { return p.missing; });
+  const bool missing =
+      std::any_of(filling.parts.begin(), filling.parts.end(), [](const Part& p) { return p.missing; });
   if (!missing) verify(slot, now);
   // What was wrong was given up.
   if (!progress.over || !by_transfer_.contains(progress.transfer)) return;
@@ -408,7 +410,8 @@ void Fillings::hedge(std::uint32_t slot, const Now& now) {
   }
   const auto count = static_cast<std::uint32_t>(late.size());
   if (count == 0 || !hedge_.hedge(count)) return;
-  if (!rebuilds_.hedge(filling.stripe, slot, filling.index, std::move(parts), filling.priority, filling.lease)) {
+  if (!rebuilds_.hedge(filling.stripe, slot, filling.index, std::move(parts), filling.priority,
+                       filling.lease)) {
     return hedge_.refund(count);
   }
   for (const std::uint32_t i : late) filling.parts[i].late = true;

@@ -116,7 +116,9 @@ class Fillings {
   [[nodiscard]] std::uint64_t opener(std::uint32_t slot) const { return fillings_.at(slot).opener; }
   [[nodiscard]] balance::Place place(std::uint32_t slot) const { return fillings_.at(slot).place(); }
   // Of all of them, by balance::Place.
-  [[nodiscard]] const std::array<std::uint64_t, balance::places>& coming_bytes() const { return coming_bytes_; }
+  [[nodiscard]] const std::array<std::uint64_t, balance::places>& coming_bytes() const {
+    return coming_bytes_;
+  }
   [[nodiscard]] const FillingCounters& counters() const { return counters_; }
 
   // Adds the reads; says what disagrees.
@@ -126,7 +128,7 @@ class Fillings {
   struct Part {
     std::uint64_t transfer = 0;  // 0: no read (any more)
     std::uint16_t column = 0;
-    Reads::Source source;  // once it is read from a store
+    Reads::Source source;      // once it is read from a store
     std::uint32_t groups = 0;  // that came
     bool missing = false;
     bool skipped = false;  // missing because its store is slow
@@ -162,7 +164,8 @@ class Fillings {
   Gap find_sources(const wire::PlannedPage& page, Filling& filling, Sources& sources) const;
   void start_read(std::uint32_t slot, std::uint32_t part, Reads::Want want);
   void rebuild(std::uint32_t slot, const Filling& filling);
-  [[nodiscard]] std::uint64_t column_bytes(const Filling& filling, const Part& part, std::uint32_t blocks) const;
+  [[nodiscard]] std::uint64_t column_bytes(const Filling& filling, const Part& part,
+                                           std::uint32_t blocks) const;
   [[nodiscard]] static std::vector<Rebuilds::Part> parts_of(const Filling& filling);
 
   // Verifies the groups that are there, each once.

@@ -165,8 +165,8 @@ void Handovers::slots(const Peer& b, const wire::Scope& scope, const wire::hando
     source->offered.pop_front();
     if (target.count == 0) continue;  // B has it by now
     if (target.page_blocks != pages_.at(slot).blocks) return end_source(name, Code::invalid);
-    const Pushes::PushId id = pushes_.start(Pushes::For::handover, b, message.transfer, target, slot,
-                                            transfer::Class::handover);
+    const Pushes::PushId id =
+        pushes_.start(Pushes::For::handover, b, message.transfer, target, slot, transfer::Class::handover);
     source->pages.emplace(id, target);
     by_push_.emplace(id, name);
   }
@@ -212,7 +212,8 @@ void Handovers::offer(Source& source) {
     pages_.pin(source.pins, piece.slot);
     source.offered.push_back(piece.slot);
     batch.pages.push_back({page.parent, page.keys, page.crcs});
-    while (!source.missing.empty() && source.missing.front() < piece.at + piece.count) source.missing.pop_front();
+    while (!source.missing.empty() && source.missing.front() < piece.at + piece.count)
+      source.missing.pop_front();
   }
   if (!batch.pages.empty()) send(source.b, source.scope, batch);
 }
@@ -222,7 +223,8 @@ void Handovers::advance(Source& source, const Now& now) {
   offer(source);
   if (!source.arrived.empty()) {
     send(source.b, source.scope,
-         wire::handover_pushed{source.message.seat, source.message.transfer, std::exchange(source.arrived, {})});
+         wire::handover_pushed{source.message.seat, source.message.transfer,
+                               std::exchange(source.arrived, {})});
   }
   if (!source.final) return;
   if (source.tail_target && source.tail_push == 0) {
@@ -268,7 +270,8 @@ void Handovers::end_source(const Name& name, Code code) {
   ++(code == Code::ok ? counters_.acknowledged : counters_.failed);
   // Before it is final nobody waits: kv_handover will ask again and hear.
   if (source.final) {
-    if (code == Code::ok) handed_.add({source.holder, source.decode, source.message.seat}, limits_.answers_max);
+    if (code == Code::ok)
+      handed_.add({source.holder, source.decode, source.message.seat}, limits_.answers_max);
     send(source.holder.client, source.scope,
          wire::kv_handed{source.message.seat, static_cast<std::uint16_t>(code)});
   }
@@ -441,8 +444,8 @@ void Handovers::pages(const Peer& a, const wire::Scope& scope, const wire::hando
     if (page.keys.empty() || page.keys.size() > layout.page_blocks() || page.crcs.size() != layout.groups()) {
       return refuse(Code::invalid);
     }
-    wanted.push_back(!std::all_of(page.keys.begin(), page.keys.end(),
-                                  [&](const Key& key) { return pages_.has(key); }));
+    wanted.push_back(
+        !std::all_of(page.keys.begin(), page.keys.end(), [&](const Key& key) { return pages_.has(key); }));
     if (wanted.back()) blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
   }
   Result<std::vector<std::uint32_t>> slots = std::vector<std::uint32_t>{};
@@ -518,7 +521,8 @@ void Handovers::sealed(const Peer& a, const wire::Scope& scope, const wire::hand
     // Inside one arena the tail is A's own slot, which A's source pins until our answer.
     const Page* theirs = pages_.find(message.tail.slot, message.tail.generation);
     const bool good = theirs != nullptr && theirs->state == PageState::sealed && theirs->keys.empty() &&
-                      theirs->crcs == message.tail_crcs && pages_.matches(message.tail.slot, message.tail_crcs);
+                      theirs->crcs == message.tail_crcs &&
+                      pages_.matches(message.tail.slot, message.tail_crcs);
     if (!good) return fail(Code::corrupt);
     tail = message.tail.slot;
   }
@@ -689,11 +693,11 @@ Status Handovers::check(std::map<std::uint32_t, std::uint32_t>& pins) const {
     if (!entries_.current(seat.entry)) return broken("a seat's entry is free");
     const auto named = seat_names_.find({holder.client.instance, seat.seat});
     if (named == seat_names_.end() || named->second != holder) return broken("a seat has lost its name");
-    if (seat.state == SeatState::waiting && !seat.pins.slots.empty()) return broken("a seat that waits has pages");
+    if (seat.state == SeatState::waiting && !seat.pins.slots.empty())
+      return broken("a seat that waits has pages");
     if (seat.state == SeatState::seated &&
-        std::any_of(seat.pins.slots.begin(), seat.pins.slots.end(), [&](std::uint32_t slot) {
-          return pages_.at(slot).state != PageState::sealed;
-        })) {
+        std::any_of(seat.pins.slots.begin(), seat.pins.slots.end(),
+                    [&](std::uint32_t slot) { return pages_.at(slot).state != PageState::sealed; })) {
       return broken("a seat has a page that is not sealed");
     }
     if ((seat.state == SeatState::waiting) != (seat.transfer == 0))

@@ -87,7 +87,7 @@ struct HandoverCounters {
   std::uint64_t pages_taken = 0;    // by a seat, for pages of another arena
   std::uint64_t pages_corrupt = 0;  // not what A said, tails included
   std::uint64_t gave_up = 0;        // push_wait
-  std::uint64_t lapsed = 0;  // holds that ended, on either side
+  std::uint64_t lapsed = 0;         // holds that ended, on either side
 };
 
 class Handovers {
@@ -168,11 +168,11 @@ class Handovers {
     bool final = false;  // kv_handover came: token and tail are known
     Peer b;
     PinSet pins;
-    std::string decode;             // seat numbers are unique within one decode instance only
+    std::string decode;  // seat numbers are unique within one decode instance only
     std::vector<Key> keys;
     bool has_tail = false;
-    wire::handover_sealed message;  // what will be said when B has everything
-    std::uint32_t tail_slot = 0;    // here; when final
+    wire::handover_sealed message;                  // what will be said when B has everything
+    std::uint32_t tail_slot = 0;                    // here; when final
     std::deque<std::uint32_t> missing;              // blocks that B lacks and nobody has offered
     std::deque<std::uint32_t> offered;              // slots here that wait for handover_slots
     std::map<Pushes::PushId, wire::SlotRef> pages;  // under way, and where to
@@ -180,8 +180,8 @@ class Handovers {
     std::optional<wire::SlotRef> tail_target;       // at B; none inside one arena
     Pushes::PushId tail_push = 0;
     bool tail_there = false;
-    Instant hold_until;              // product time
-    Instant moved_at;                // liveness time of the last page that arrived, or of being final
+    Instant hold_until;                // product time
+    Instant moved_at;                  // liveness time of the last page that arrived, or of being final
     Instant check_at = instant_never;  // the rule of slow links
     Instant again_at = instant_never;  // sealed: says so again
 
@@ -246,7 +246,8 @@ class Handovers {
                                                            const wire::Scope& scope);
   // By the transfer that A names; end() when it is over.
   [[nodiscard]] std::map<Holder, Seat>::iterator find_transfer(const Peer& a, std::uint64_t seat,
-                                                               std::uint64_t transfer, const wire::Scope& scope);
+                                                               std::uint64_t transfer,
+                                                               const wire::Scope& scope);
   template <class M>
   void send(const Peer& to, const wire::Scope& scope, const M& message) {
     out_.push_back(wire::Envelope::make(to.instance, to.generation,

@@ -49,7 +49,8 @@ void Hedge::came(const Source& source, std::uint64_t bytes, Duration took) {
     if (++spread_new_ >= spread_refresh) {
       spread_new_ = 0;
       std::vector<double> sorted = spread_;
-      const auto at = sorted.begin() + static_cast<std::ptrdiff_t>(limits_.quantile * static_cast<double>(sorted.size() - 1));
+      const auto at = sorted.begin() +
+                      static_cast<std::ptrdiff_t>(limits_.quantile * static_cast<double>(sorted.size() - 1));
       std::nth_element(sorted.begin(), at, sorted.end());
       spread_quantile_ = *at;
     }
@@ -100,7 +101,8 @@ Duration Hedge::late_after(std::uint64_t bytes, std::span<const Source> members)
   const double middle = median(members);
   if (middle <= 0) return duration_never;
   const double ratio = std::max(limits_.hedge_ratio, spread_quantile_);
-  return Duration(static_cast<std::int64_t>(middle * ratio * static_cast<double>(bytes + limits_.startup_bytes)));
+  return Duration(
+      static_cast<std::int64_t>(middle * ratio * static_cast<double>(bytes + limits_.startup_bytes)));
 }
 
 bool Hedge::hedge(std::uint32_t reads) {

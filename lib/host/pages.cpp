@@ -451,13 +451,12 @@ void Pages::show(Page& fresh, kv::SlotState state) {
 void Pages::record(const Page& sealed) {
   // A page without keys is of use only to the request that it was made for.
   if (sealed.keys.empty()) return;
-  port_.slot_record(sealed.place.slot,
-                    {.number = sealed.number,
-                     .tenant = sealed.tenant,
-                     .parent = sealed.parent,
-                     .keys = sealed.keys,
-                     .crcs = sealed.crcs,
-                     .stored = sealed.stored});
+  port_.slot_record(sealed.place.slot, {.number = sealed.number,
+                                        .tenant = sealed.tenant,
+                                        .parent = sealed.parent,
+                                        .keys = sealed.keys,
+                                        .crcs = sealed.crcs,
+                                        .stored = sealed.stored});
 }
 
 // What follows from who still uses the page.

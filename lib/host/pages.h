@@ -51,7 +51,8 @@ struct Page {
   kv::SlotPlace place;
   PageState state = PageState::granted;
   std::uint64_t number = 0;  // unique within the host's generation; what di-meta calls it
-  std::uint64_t tenant = 0;  // who had it made; nobody for what came from elsewhere, which is written back there
+  // who had it made; nobody for what came from elsewhere, which is written back there
+  std::uint64_t tenant = 0;
   std::uint32_t blocks = 0;
   Key parent;                       // zero when not known
   std::vector<Key> keys;            // empty: granted, or a tail
@@ -88,8 +89,8 @@ struct PageCounters {
   std::uint64_t filled = 0;      // from the store or another arena
   std::uint64_t duplicates = 0;  // sealed and owning no key
   std::uint64_t evicted = 0;
-  std::uint64_t dropped = 0;     // by order
-  std::uint64_t recovered = 0;   // of an earlier owner of the arena
+  std::uint64_t dropped = 0;    // by order
+  std::uint64_t recovered = 0;  // of an earlier owner of the arena
   std::uint64_t quarantined = 0;
   std::uint64_t room_refused = 0;
 };
@@ -217,7 +218,7 @@ class Pages {
   std::optional<kv::Layout> layout_;
   std::optional<kv::SlotPool> pool_;
   std::vector<std::uint32_t> generations_;  // last ones of an earlier owner or layout, for a fresh pool
-  std::map<std::uint32_t, Page> pages_;                 // by slot
+  std::map<std::uint32_t, Page> pages_;     // by slot
   std::unordered_map<Key, std::vector<Place>> sealed_;  // looked up only; the first place owns the key
   std::unordered_map<Key, Place> filling_;
   std::map<std::uint64_t, std::uint32_t> evictable_;  // use -> slot

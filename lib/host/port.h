@@ -125,8 +125,8 @@ class DataPort {
   virtual void conceal(const Peer& peer, std::uint64_t transfer) = 0;
   // Writes payload bytes [offset, offset + bytes) of this arena to a place in the peer's.  `push` is the
   // caller's number for it.  Errors: busy, unreachable.
-  virtual Status push(std::uint64_t push, const Peer& peer, std::uint64_t transfer,
-                      const transfer::Place& to, std::uint64_t offset, transfer::Class cls) = 0;
+  virtual Status push(std::uint64_t push, const Peer& peer, std::uint64_t transfer, const transfer::Place& to,
+                      std::uint64_t offset, transfer::Class cls) = 0;
   virtual void cancel(std::uint64_t push) = 0;
   // A peer has said that it has written into this arena: before its bytes are looked at.
   virtual void see_arrivals() const = 0;

@@ -66,13 +66,13 @@ void Pushes::begin(PushId id, Push& push) {
   const kv::Layout& layout = pages_.layout();
   for (std::uint32_t group = 0; group < layout.groups(); ++group) {
     const std::uint64_t offset = layout.segment_offset(group, page.blocks);
-    const transfer::Place to{{push.target.slot, push.target.generation},
-                             offset,
-                             layout.segment_bytes(group, page.blocks)};
+    const transfer::Place to{
+        {push.target.slot, push.target.generation}, offset, layout.segment_bytes(group, page.blocks)};
     const std::uint64_t number = numbers_.push++;
     push.segments.emplace(number, group);
     segments_.emplace(number, id);
-    const Status status = data_.push(number, push.to, push.transfer, to, page.place.offset + offset, push.cls);
+    const Status status =
+        data_.push(number, push.to, push.transfer, to, page.place.offset + offset, push.cls);
     if (status.ok()) continue;
     push.segments.erase(number);
     segments_.erase(number);
@@ -122,7 +122,8 @@ void Pushes::over(PushId id) {
   } else {
     ++(push.code == Code::cancelled ? counters_.cancelled : counters_.failed);
   }
-  progress_.push_back({push.purpose, id, push.code == Code::ok ? pages_.layout().groups() : push.groups, true, push.code});
+  progress_.push_back(
+      {push.purpose, id, push.code == Code::ok ? pages_.layout().groups() : push.groups, true, push.code});
   pages_.unpin(push.pins);
 }
 

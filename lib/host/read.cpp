@@ -65,10 +65,10 @@ void Reads::give_up(std::uint64_t transfer) {
 void Reads::report(std::uint64_t page, std::uint16_t column, const Source& source, Code code) {
   if (code != Code::corrupt && code != Code::not_found && code != Code::io) return;
   if (const std::optional<Peer> meta = peers_.meta_up()) {
-    out_.push_back(wire::Envelope::make(meta->instance, meta->generation, {},
-                                        wire::meta_read_failed{page, column, static_cast<std::uint16_t>(code),
-                                                               source.store.instance, source.store.generation,
-                                                               source.volume}));
+    out_.push_back(wire::Envelope::make(
+        meta->instance, meta->generation, {},
+        wire::meta_read_failed{page, column, static_cast<std::uint16_t>(code), source.store.instance,
+                               source.store.generation, source.volume}));
   }
 }
 
@@ -244,7 +244,8 @@ void Reads::pump(const Now& now) {
         continue;
       }
       ++counters_.arena_reads;
-      to_source(read, wire::arena_read{transfer, read.want.key, slot.page_blocks, slot, read.want.message.priority});
+      to_source(read, wire::arena_read{transfer, read.want.key, slot.page_blocks, slot,
+                                       read.want.message.priority});
     }
   }
   for (const std::uint64_t transfer : refused) {
@@ -269,7 +270,8 @@ Due Reads::next_due() const {
   return due;
 }
 
-Status Reads::check(const std::set<std::uint64_t>& theirs, std::map<std::uint64_t, std::size_t>& leases) const {
+Status Reads::check(const std::set<std::uint64_t>& theirs,
+                    std::map<std::uint64_t, std::size_t>& leases) const {
   const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
   std::map<std::string, std::uint32_t> outstanding;
   std::map<std::uint32_t, std::uint32_t> writers;

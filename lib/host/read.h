@@ -52,8 +52,8 @@ struct ReadCounters {
 class Reads {
  public:
   struct Limits {
-    std::uint32_t per_source = 8;       // under way; enough for one NVMe device at 1 MiB a page
-    Duration read_wait = seconds(10);   // silence of a source
+    std::uint32_t per_source = 8;      // under way; enough for one NVMe device at 1 MiB a page
+    Duration read_wait = seconds(10);  // silence of a source
   };
   // Who wants it.
   enum class For : std::uint8_t { page, rebuild, repair };
@@ -75,8 +75,8 @@ class Reads {
     Duration took{};           // since it began; liveness time
   };
 
-  Reads(const Limits& limits, Pages& pages, DataPort& data, const Peers& peers, Leases& leases, Numbers& numbers,
-        Outbox& out);
+  Reads(const Limits& limits, Pages& pages, DataPort& data, const Peers& peers, Leases& leases,
+        Numbers& numbers, Outbox& out);
 
   // The number of the transfer.
   std::uint64_t start(const Want& want);
@@ -125,7 +125,8 @@ class Reads {
   [[nodiscard]] const ReadCounters& counters() const { return counters_; }
 
   // Transfers that readers count as theirs are given; adds users of leases; says what disagrees.
-  [[nodiscard]] Status check(const std::set<std::uint64_t>& theirs, std::map<std::uint64_t, std::size_t>& leases) const;
+  [[nodiscard]] Status check(const std::set<std::uint64_t>& theirs,
+                             std::map<std::uint64_t, std::size_t>& leases) const;
 
  private:
   enum class State : std::uint8_t { waiting, reading, arrived, cancelling };
@@ -163,9 +164,9 @@ class Reads {
   Leases& leases_;
   Numbers& numbers_;
   Outbox& out_;
-  std::map<std::uint64_t, Read> reads_;                                   // by transfer
+  std::map<std::uint64_t, Read> reads_;                                      // by transfer
   std::map<std::pair<std::uint32_t, std::uint16_t>, std::uint32_t> places_;  // (slot, column) -> reads of it
-  std::map<std::string, Window> windows_;                                 // by source instance
+  std::map<std::string, Window> windows_;                                    // by source instance
   std::vector<Progress> progress_;
   ReadCounters counters_;
 };

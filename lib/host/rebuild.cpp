@@ -4,7 +4,8 @@
 
 namespace di::host {
 
-Result<std::shared_ptr<StripePlan>> StripePlan::of(const kv::Layout& layout, const wire::PlannedStripe& planned) {
+Result<std::shared_ptr<StripePlan>> StripePlan::of(const kv::Layout& layout,
+                                                   const wire::PlannedStripe& planned) {
   Result<kv::StripeShape> shape = kv::StripeShape::of(layout, planned.code.data_columns,
                                                       planned.code.parity_columns, planned.page_blocks);
   if (!shape) return shape.error();
@@ -20,8 +21,9 @@ Result<std::shared_ptr<StripePlan>> StripePlan::of(const kv::Layout& layout, con
   const std::size_t pages = shape->pages();
   std::vector<Hedge::Source> sources;
   for (const wire::Column& column : planned.columns) sources.emplace_back(column.instance, column.volume);
-  return std::make_shared<StripePlan>(StripePlan{planned.stripe, *std::move(shape), planned.crcs, planned.code,
-                                                 planned.columns, std::vector<Key>(pages), std::move(sources)});
+  return std::make_shared<StripePlan>(StripePlan{planned.stripe, *std::move(shape), planned.crcs,
+                                                 planned.code, planned.columns, std::vector<Key>(pages),
+                                                 std::move(sources)});
 }
 
 std::uint32_t StripePlan::crc(std::uint32_t column, std::uint32_t group) const {
@@ -31,7 +33,13 @@ std::uint32_t StripePlan::crc(std::uint32_t column, std::uint32_t group) const {
 
 Rebuilds::Rebuilds(const Limits& limits, Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads,
                    Leases& leases, Hedge& hedge)
-    : limits_(limits), pages_(pages), port_(port), peers_(peers), reads_(reads), leases_(leases), hedge_(hedge) {}
+    : limits_(limits),
+      pages_(pages),
+      port_(port),
+      peers_(peers),
+      reads_(reads),
+      leases_(leases),
+      hedge_(hedge) {}
 
 // ---- What is wanted --------------------------------------------------------------------------------------
 
@@ -48,7 +56,8 @@ Rebuilds::Found Rebuilds::begin(const StripeRef& plan, std::uint8_t priority, st
   return rebuilds_.emplace(next_id_++, std::move(fresh)).first;
 }
 
-void Rebuilds::join(Found found, std::uint32_t slot, std::uint32_t index, std::vector<Part> parts, bool late) {
+void Rebuilds::join(Found found, std::uint32_t slot, std::uint32_t index, std::vector<Part> parts,
+                    bool late) {
   DI_ASSERT(!by_slot_.contains(slot) && parts.size() == found->second.plan->shape.parts());
   // From now on it is waited for, so nobody may be rebuilt from it: they might wait for each other.
   for (auto& [id, rebuild] : rebuilds_) {
@@ -127,8 +136,8 @@ void Rebuilds::erase_target(Found found, std::uint32_t slot) {
 }
 
 void Rebuilds::repair(std::uint64_t repair, const StripeRef& plan,
-                      const std::vector<std::pair<std::uint16_t, std::uint32_t>>& columns, std::uint8_t priority,
-                      std::uint64_t lease) {
+                      const std::vector<std::pair<std::uint16_t, std::uint32_t>>& columns,
+                      std::uint8_t priority, std::uint64_t lease) {
   const Found found = begin(plan, priority, lease);
   if (found == rebuilds_.end()) {
     progress_.push_back({Progress::Kind::failed, 0, 0, repair});
@@ -300,7 +309,8 @@ std::vector<wire::Column> Rebuilds::candidates(const Rebuild& rebuild, bool pari
     if (!peers_.store_up(column.instance)) continue;
     bool target = false;
     for (const auto& [slot, wanted] : rebuild.targets) {
-      target = target || (wanted.index ? !shape.is_parity(column.column) && *wanted.index == shape.page_of(column.column)
+      target = target || (wanted.index ? !shape.is_parity(column.column) &&
+                                             *wanted.index == shape.page_of(column.column)
                                        : wanted.column == column.column);
     }
     if (!target) (shape.is_parity(column.column) ? parity : data).push_back(column);
@@ -446,7 +456,8 @@ bool Rebuilds::pump() {
     if (!enough) {
       std::vector<std::uint32_t> skipped;
       for (const auto& [slot, target] : rebuild.targets) {
-        if (std::any_of(target.parts.begin(), target.parts.end(), [](const Part& part) { return part.skipped; }))
+        if (std::any_of(target.parts.begin(), target.parts.end(),
+                        [](const Part& part) { return part.skipped; }))
           skipped.push_back(slot);
       }
       for (const std::uint32_t slot : skipped) {
@@ -582,9 +593,8 @@ void Rebuilds::decode(Found found, std::uint32_t group, const std::vector<std::u
     if (target.index && (failed || pages_.at(slot).state == PageState::sealed)) over.push_back(slot);
   }
   if (rebuild.repair != 0) {
-    const bool done = std::all_of(rebuild.targets.begin(), rebuild.targets.end(), [&](const auto& item) {
-      return item.second.group == plan.shape.groups();
-    });
+    const bool done = std::all_of(rebuild.targets.begin(), rebuild.targets.end(),
+                                  [&](const auto& item) { return item.second.group == plan.shape.groups(); });
     if (done) progress_.push_back({Progress::Kind::group, 0, group, rebuild.repair});
     return;
   }

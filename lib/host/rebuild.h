@@ -52,8 +52,8 @@ struct StripePlan {
   kv::StripeShape shape;
   std::vector<std::uint32_t> page_crcs;  // page after page
   wire::StripeCode code;
-  std::vector<wire::Column> columns;  // that can be read
-  std::vector<Key> first_keys;        // of each page; zero when the plan does not name it
+  std::vector<wire::Column> columns;   // that can be read
+  std::vector<Key> first_keys;         // of each page; zero when the plan does not name it
   std::vector<Hedge::Source> sources;  // of the columns
 
   // Errors: invalid.
@@ -89,8 +89,8 @@ class Rebuilds {
       unskip,     // columns of it that were skipped are needed after all: its rebuild is over
     };
     Kind kind = Kind::group;
-    std::uint32_t slot = 0;   // of a page
-    std::uint32_t group = 0;  // the group
+    std::uint32_t slot = 0;    // of a page
+    std::uint32_t group = 0;   // the group
     std::uint64_t repair = 0;  // of columns, instead of a slot: `group` is the last one, or it failed
   };
   // What there is of a part of a page.
@@ -101,8 +101,8 @@ class Rebuilds {
     Reads::Source source{};
   };
 
-  Rebuilds(const Limits& limits, Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads, Leases& leases,
-           Hedge& hedge);
+  Rebuilds(const Limits& limits, Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads,
+           Leases& leases, Hedge& hedge);
 
   // A filling page, page `index` of the stripe, lacks some of its parts.
   void add(const StripeRef& plan, std::uint32_t slot, std::uint32_t index, std::vector<Part> parts,
@@ -118,8 +118,9 @@ class Rebuilds {
   [[nodiscard]] bool has(std::uint32_t slot) const { return by_slot_.contains(slot); }
 
   // Columns into the scratch slots of a repair, which are the caller's.
-  void repair(std::uint64_t repair, const StripeRef& plan, const std::vector<std::pair<std::uint16_t, std::uint32_t>>& columns,
-              std::uint8_t priority, std::uint64_t lease);
+  void repair(std::uint64_t repair, const StripeRef& plan,
+              const std::vector<std::pair<std::uint16_t, std::uint32_t>>& columns, std::uint8_t priority,
+              std::uint64_t lease);
   void drop_repair(std::uint64_t repair);
   // Nothing may be read under it any more.
   void lease_over(std::uint64_t lease);
@@ -140,7 +141,8 @@ class Rebuilds {
   [[nodiscard]] const RebuildCounters& counters() const { return counters_; }
   // Adds pins, scratch slots, reads and users of leases; says what disagrees.
   [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<std::uint32_t>& scratch,
-                             std::set<std::uint64_t>& reads, std::map<std::uint64_t, std::size_t>& leases) const;
+                             std::set<std::uint64_t>& reads,
+                             std::map<std::uint64_t, std::size_t>& leases) const;
 
  private:
   struct Target {
@@ -161,7 +163,7 @@ class Rebuilds {
     std::uint8_t priority = 1;
     std::uint64_t lease = 0;
     std::uint64_t repair = 0;
-    std::map<std::uint32_t, Target> targets;      // by slot
+    std::map<std::uint32_t, Target> targets;       // by slot
     std::map<std::uint32_t, std::uint32_t> pages;  // page of the stripe -> slot in the arena, pinned
     std::map<std::uint32_t, std::uint32_t> rooms;  // page, or k + parity column -> scratch slot
     std::map<std::uint16_t, Column> columns;       // in scratch
@@ -180,7 +182,8 @@ class Rebuilds {
   // Groups of a column that are there; nothing when it does not come.
   [[nodiscard]] std::optional<std::uint32_t> groups_of(const Rebuild& rebuild, std::uint16_t column) const;
   [[nodiscard]] Strip strip_of(const Rebuild& rebuild, std::uint16_t column, std::uint32_t group) const;
-  [[nodiscard]] Strip strip_in(const StripePlan& plan, std::uint32_t slot, std::uint16_t column, std::uint32_t group) const;
+  [[nodiscard]] Strip strip_in(const StripePlan& plan, std::uint32_t slot, std::uint16_t column,
+                               std::uint32_t group) const;
   [[nodiscard]] std::uint32_t coming(const Rebuild& rebuild) const;
   [[nodiscard]] std::uint32_t there(const Rebuild& rebuild, std::uint32_t group) const;
   // Pins pages of the stripe that the arena has or awaits.
@@ -206,9 +209,9 @@ class Rebuilds {
   Hedge& hedge_;
   std::map<Id, Rebuild> rebuilds_;
   Id next_id_ = 1;
-  std::map<std::uint64_t, Id> by_stripe_;                            // of pages
+  std::map<std::uint64_t, Id> by_stripe_;  // of pages
   std::map<std::uint64_t, Id> by_repair_;
-  std::map<std::uint32_t, Id> by_slot_;                              // targets that are pages
+  std::map<std::uint32_t, Id> by_slot_;  // targets that are pages
   std::map<std::uint64_t, std::pair<Id, std::uint16_t>> by_transfer_;
   std::vector<Progress> progress_;
   PinSet released_;

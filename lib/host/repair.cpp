@@ -17,11 +17,13 @@ Repairs::Repairs(const Limits& limits, Pages& pages, ArenaPort& port, DataPort& 
       numbers_(numbers),
       out_(out) {}
 
-void Repairs::answer(const wire::Scope& scope, std::uint64_t stripe, Code code, std::vector<std::uint32_t> written) {
+void Repairs::answer(const wire::Scope& scope, std::uint64_t stripe, Code code,
+                     std::vector<std::uint32_t> written) {
   const std::optional<Peer> meta = peers_.meta_up();
   if (!meta) return;
-  out_.push_back(wire::Envelope::make(meta->instance, meta->generation, {scope.request, scope.attempt, 0, 0},
-                                      wire::meta_repaired{stripe, static_cast<std::uint16_t>(code), std::move(written)}));
+  out_.push_back(wire::Envelope::make(
+      meta->instance, meta->generation, {scope.request, scope.attempt, 0, 0},
+      wire::meta_repaired{stripe, static_cast<std::uint16_t>(code), std::move(written)}));
 }
 
 const wire::Column* Repairs::source_of(const StripePlan& plan, std::uint16_t column) const {
@@ -57,7 +59,8 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   Repair repair;
   std::vector<std::uint32_t> blocks;
   for (const wire::Column& column : message.targets) {
-    if (!shape.is_stored(column.column) || repair.targets.contains(column.column)) return refuse(Code::invalid);
+    if (!shape.is_stored(column.column) || repair.targets.contains(column.column))
+      return refuse(Code::invalid);
     Target& target = repair.targets[column.column];
     target.instance = column.instance;
     target.volume = column.volume;
@@ -70,13 +73,15 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   for (const auto& [number, target] : repair.targets) to_make += source_of(**plan, number) == nullptr ? 1 : 0;
   // Asked for what no code gives, or what it was to be copied from has just gone.
   if (to_make > (cross_check ? 0 : shape.parity_columns())) return refuse(Code::unreachable);
-  std::map<std::uint32_t, std::size_t> rooms;  // what is only looked at lies as in its page: one slot for all its parts
+  // what is only looked at lies as in its page: one slot for all its parts
+  std::map<std::uint32_t, std::size_t> rooms;
   const auto room_of = [&](std::uint16_t column) {
     return cross_check && !shape.is_parity(column) ? shape.page_of(column) : shape.pages() + column;
   };
   for (const auto& [number, target] : repair.targets) {
     if (!rooms.emplace(room_of(number), blocks.size()).second) continue;
-    blocks.push_back(shape.is_parity(number) ? shape.parity_slot_blocks() : shape.page_blocks(shape.page_of(number)));
+    blocks.push_back(shape.is_parity(number) ? shape.parity_slot_blocks()
+                                             : shape.page_blocks(shape.page_of(number)));
   }
   Result<std::vector<std::uint32_t>> slots = pages_.take(blocks, PageState::scratch);
   if (!slots) return refuse(Code::busy);
@@ -125,7 +130,8 @@ Strip Repairs::strip(const Repair& repair, std::uint16_t column, std::uint32_t g
 bool Repairs::matches(const Repair& repair, std::uint16_t column) const {
   for (std::uint32_t group = 0; group < repair.plan->shape.groups(); ++group) {
     const Strip segment = strip(repair, column, group);
-    if (segment.bytes > 0 && port_.segment_crc(segment.offset, segment.bytes) != repair.plan->crc(column, group))
+    if (segment.bytes > 0 &&
+        port_.segment_crc(segment.offset, segment.bytes) != repair.plan->crc(column, group))
       return false;
   }
   return true;

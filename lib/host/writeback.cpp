@@ -4,8 +4,8 @@
 
 namespace di::host {
 
-Writeback::Writeback(const Limits& limits, Pages& pages, ArenaPort& port, DataPort& data,
-                     const Peers& peers, Numbers& numbers, Outbox& out)
+Writeback::Writeback(const Limits& limits, Pages& pages, ArenaPort& port, DataPort& data, const Peers& peers,
+                     Numbers& numbers, Outbox& out)
     : limits_(limits),
       pages_(pages),
       port_(port),
@@ -193,14 +193,16 @@ bool Writeback::take_columns(Job& job, const wire::meta_put_opened& answer) {
   const std::size_t count = answer.pages;
   if (answer.first > offered || count > offered - answer.first) return false;
   std::vector<std::uint32_t> blocks;
-  for (std::size_t i = 0; i < count; ++i) blocks.push_back(pages_.at(job.pins.slots[answer.first + i]).blocks);
+  for (std::size_t i = 0; i < count; ++i)
+    blocks.push_back(pages_.at(job.pins.slots[answer.first + i]).blocks);
   Result<kv::StripeShape> shape =
       kv::StripeShape::of(pages_.layout(), answer.data_columns, answer.parity_columns, blocks);
   if (!shape || answer.columns.size() != shape->columns_stored()) return false;
   if (!port_.has_code(answer.data_columns, answer.parity_columns)) return false;
   for (const wire::Column& column : answer.columns) {
     const std::uint16_t number = column.column;
-    if (!shape->is_stored(number) || job.columns.contains(number) || job.failed.contains(number)) return false;
+    if (!shape->is_stored(number) || job.columns.contains(number) || job.failed.contains(number))
+      return false;
     if (const std::optional<Peer> store = peers_.store_up(column.instance)) {
       job.columns.emplace(number, Job::Column{*store, column.volume, 0});
     } else {
@@ -306,7 +308,8 @@ void Writeback::start_puts(std::uint64_t tag, const Now& now) {
     put.transfer = 0;
     if (peers_.remote(column.store)) {
       const std::uint64_t transfer = numbers_.transfer++;
-      if (!data_.expose(column.store, transfer, transfer::Access::read, {{put.slot.slot, put.slot.generation}})) {
+      if (!data_.expose(column.store, transfer, transfer::Access::read,
+                        {{put.slot.slot, put.slot.generation}})) {
         abort(job, tag);
         return retry(tag, now);
       }
@@ -322,8 +325,7 @@ void Writeback::put_done(const Peer& store, const wire::kv_put_done& done, const
   const std::uint64_t tag = named->second;
   Job& job = jobs_.at(tag);
   const auto column = job.columns.find(done.column);
-  if (job.state != JobState::putting || column == job.columns.end() || column->second.store != store)
-    return;
+  if (job.state != JobState::putting || column == job.columns.end() || column->second.store != store) return;
   conceal(column->second);
   job.columns.erase(column);
   const Code code = static_cast<Code>(done.code);
@@ -506,7 +508,8 @@ std::size_t Writeback::pending() const {
   return count;
 }
 
-Status Writeback::check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<std::uint32_t>& scratch) const {
+Status Writeback::check(std::map<std::uint32_t, std::uint32_t>& pins,
+                        std::set<std::uint32_t>& scratch) const {
   const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
   if (queue_.size() > limits_.queue_pages) return broken("the write-back queue is longer than its bound");
   if (by_parent_.size() != queue_.size()) return broken("a queued page has lost its parent");
@@ -529,8 +532,10 @@ Status Writeback::check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<s
     const auto back = stripes_.find(job.stripe);
     if (back == stripes_.end() || back->second != tag) return broken("a write-back has lost its stripe");
     const bool over = job.state == JobState::committing;
-    if (over && (!job.columns.empty() || !job.parity.empty())) return broken("a write-back keeps what it has written");
-    if (job.state == JobState::putting && job.columns.empty()) return broken("a write-back waits for nothing");
+    if (over && (!job.columns.empty() || !job.parity.empty()))
+      return broken("a write-back keeps what it has written");
+    if (job.state == JobState::putting && job.columns.empty())
+      return broken("a write-back waits for nothing");
     if (job.columns.size() + job.failed.size() > job.shape->columns_stored() ||
         job.failed.size() > job.shape->parity_columns()) {
       return broken("columns of a write-back are wrong");

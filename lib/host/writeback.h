@@ -71,10 +71,10 @@ struct WritebackCounters {
   std::uint64_t dropped_failed = 0;  // refused, or attempts_max
   std::uint64_t dropped_quota = 0;   // their tenant may not have more in the store
   std::uint64_t dropped_over_budget = 0;
-  std::uint64_t written_bytes = 0;   // without parity
-  std::uint64_t stripes = 0;         // published
-  std::uint64_t degraded = 0;        // of them, with fewer columns than they should have
-  std::uint64_t columns = 0;         // written
+  std::uint64_t written_bytes = 0;  // without parity
+  std::uint64_t stripes = 0;        // published
+  std::uint64_t degraded = 0;       // of them, with fewer columns than they should have
+  std::uint64_t columns = 0;        // written
   std::uint64_t columns_failed = 0;
   std::uint64_t encoded_bytes = 0;  // of pages
   std::uint64_t pages_changed = 0;  // a page did not match its checksums when it was encoded
@@ -84,11 +84,11 @@ class Writeback {
  public:
   struct Limits {
     Admit admit = Admit::always;
-    std::size_t queue_pages = 256;             // kv.writeback_queue_pages
-    Duration linger = milliseconds(100);       // kv.stripe_linger; product time
-    std::size_t jobs_max = 4;                  // two in the store, two on their way to or from it
-    std::size_t sightings_max = 65536;         // remembered keys, 32 bytes each and as much again
-    std::uint32_t attempts_max = 20;           // about a minute and a half of back-off
+    std::size_t queue_pages = 256;        // kv.writeback_queue_pages
+    Duration linger = milliseconds(100);  // kv.stripe_linger; product time
+    std::size_t jobs_max = 4;             // two in the store, two on their way to or from it
+    std::size_t sightings_max = 65536;    // remembered keys, 32 bytes each and as much again
+    std::uint32_t attempts_max = 20;      // about a minute and a half of back-off
     Duration backoff_min = milliseconds(100);
     Duration backoff_max = seconds(5);
     Duration answer_wait = seconds(5);
@@ -123,7 +123,8 @@ class Writeback {
   [[nodiscard]] const WritebackCounters& counters() const { return counters_; }
 
   // Adds pins and scratch slots held here; says what disagrees.
-  [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins, std::set<std::uint32_t>& scratch) const;
+  [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins,
+                             std::set<std::uint32_t>& scratch) const;
 
  private:
   enum class JobState : std::uint8_t { opening, encoding, putting, committing };
@@ -152,7 +153,7 @@ class Writeback {
       std::uint64_t transfer = 0;  // exposed to a store on another machine; 0: it maps the arena
     };
     std::map<std::uint16_t, Column> columns;  // not yet written
-    std::map<std::uint16_t, Code> failed;  // columns, and why
+    std::map<std::uint16_t, Code> failed;     // columns, and why
     bool no_space = false;
     bool over_budget = false;
     bool refused = false;  // corrupt or stale

@@ -186,7 +186,8 @@ Status ArenaOwner::prefault(const Options& options) {
   std::atomic<int> failed{0};
   std::mutex mutex;
   std::condition_variable finished;
-  std::uint64_t running = std::clamp<std::uint64_t>(std::thread::hardware_concurrency(), 1, prefault_threads_max);
+  std::uint64_t running =
+      std::clamp<std::uint64_t>(std::thread::hardware_concurrency(), 1, prefault_threads_max);
   running = std::min(running, chunks);
   const auto work = [&] {
     for (std::uint64_t chunk = next++; chunk < chunks && failed == 0; chunk = next++) {
@@ -203,7 +204,8 @@ Status ArenaOwner::prefault(const Options& options) {
   for (std::uint64_t count = running; count > 0; --count) threads.emplace_back(work);
   {
     std::unique_lock lock(mutex);
-    while (!finished.wait_for(lock, std::chrono::nanoseconds(progress_every.count()), [&] { return running == 0; })) {
+    while (!finished.wait_for(lock, std::chrono::nanoseconds(progress_every.count()),
+                              [&] { return running == 0; })) {
       if (options.progress) options.progress(done_bytes, bytes_);
     }
   }
@@ -567,7 +569,8 @@ Result<MutableByteView> ArenaClient::slot_to_write(const SlotRef& ref, std::uint
 
 const ReadyEntry* ArenaClient::ready_entry(std::uint32_t handle) const {
   if (entry_index(handle) >= mapping_->entries_max_ || entry_generation(handle) == 0) return nullptr;
-  return &reinterpret_cast<const ReadyEntry*>(mapping_->index_ + mapping_->plan_.entries)[entry_index(handle)];
+  return &reinterpret_cast<const ReadyEntry*>(mapping_->index_ +
+                                              mapping_->plan_.entries)[entry_index(handle)];
 }
 
 Readiness ArenaClient::readiness(std::uint32_t handle) const {

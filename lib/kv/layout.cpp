@@ -66,14 +66,16 @@ Result<Layout> Layout::create(std::string format, std::uint32_t block_tokens, st
   std::vector<std::uint32_t> owner_first_plane;
   for (std::uint32_t i = 0; i < planes.size(); ++i) {
     const Plane& plane = planes[i];
-    if (plane.name.empty() || plane.name.size() > name_bytes_max) return invalid("a plane needs a name of 1 to 64 bytes");
+    if (plane.name.empty() || plane.name.size() > name_bytes_max)
+      return invalid("a plane needs a name of 1 to 64 bytes");
     if (plane.tokens_per_entry == 0 || block_tokens % plane.tokens_per_entry != 0) {
       return invalid("plane " + plane.name + ": tokens_per_entry must divide block_tokens");
     }
     if (plane.bytes_per_entry == 0 || plane.bytes_per_entry > (1u << 20)) {
       return invalid("plane " + plane.name + ": bytes_per_entry must be 1 to 1 MiB");
     }
-    if (i > 0 && plane.owner_layer < planes[i - 1].owner_layer) return invalid("planes must be ordered by owner layer");
+    if (i > 0 && plane.owner_layer < planes[i - 1].owner_layer)
+      return invalid("planes must be ordered by owner layer");
     if (i == 0 || plane.owner_layer != planes[i - 1].owner_layer) owner_first_plane.push_back(i);
     const std::uint64_t bytes = std::uint64_t{block_tokens} / plane.tokens_per_entry * plane.bytes_per_entry;
     layout.plane_block_bytes_.push_back(bytes);
@@ -185,7 +187,8 @@ Result<Layout> layout_mla(std::string format, std::uint32_t block_tokens, std::u
                           std::uint32_t bytes_per_token_and_layer) {
   std::vector<Plane> planes;
   planes.reserve(layers);
-  for (std::uint32_t layer = 0; layer < layers; ++layer) planes.push_back({"kv", layer, 1, bytes_per_token_and_layer});
+  for (std::uint32_t layer = 0; layer < layers; ++layer)
+    planes.push_back({"kv", layer, 1, bytes_per_token_and_layer});
   return Layout::create(std::move(format), block_tokens, std::move(planes));
 }
 

@@ -25,9 +25,9 @@ inline constexpr std::uint32_t planes_max = 4096;
 
 // One kind of entry of one owner layer.
 struct Plane {
-  std::string name;                   // "kv", "main", "index"
+  std::string name;  // "kv", "main", "index"
   std::uint32_t owner_layer = 0;
-  std::uint32_t tokens_per_entry = 1; // divides block_tokens
+  std::uint32_t tokens_per_entry = 1;  // divides block_tokens
   std::uint32_t bytes_per_entry = 0;
 
   bool operator==(const Plane&) const = default;
@@ -48,16 +48,24 @@ class Layout {
   [[nodiscard]] std::uint32_t block_tokens() const { return block_tokens_; }
   [[nodiscard]] const std::vector<Plane>& planes() const { return planes_; }
   // Layer groups that own planes = segments of a page; 1 to groups_max.
-  [[nodiscard]] std::uint32_t groups() const { return static_cast<std::uint32_t>(group_first_plane_.size() - 1); }
+  [[nodiscard]] std::uint32_t groups() const {
+    return static_cast<std::uint32_t>(group_first_plane_.size() - 1);
+  }
   // Planes [first, last) of a group.
-  [[nodiscard]] std::uint32_t group_first_plane(std::uint32_t group) const { return group_first_plane_[group]; }
-  [[nodiscard]] std::uint32_t group_last_plane(std::uint32_t group) const { return group_first_plane_[group + 1]; }
+  [[nodiscard]] std::uint32_t group_first_plane(std::uint32_t group) const {
+    return group_first_plane_[group];
+  }
+  [[nodiscard]] std::uint32_t group_last_plane(std::uint32_t group) const {
+    return group_first_plane_[group + 1];
+  }
   // The last layer of a group's owners: a layer l may run when the group with the smallest
   // group_last_layer >= l is there.
   [[nodiscard]] std::uint32_t group_last_layer(std::uint32_t group) const;
 
   [[nodiscard]] std::uint32_t page_blocks() const { return page_blocks_; }
-  [[nodiscard]] std::uint64_t plane_block_bytes(std::uint32_t plane) const { return plane_block_bytes_[plane]; }
+  [[nodiscard]] std::uint64_t plane_block_bytes(std::uint32_t plane) const {
+    return plane_block_bytes_[plane];
+  }
   [[nodiscard]] std::uint64_t block_bytes() const { return block_bytes_; }  // unpadded, all planes
   // Segment of a page of `blocks` blocks: padded length, and offset inside the page.
   [[nodiscard]] std::uint64_t segment_bytes(std::uint32_t group, std::uint32_t blocks) const;

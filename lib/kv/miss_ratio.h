@@ -87,7 +87,7 @@ class MissRatio {
   std::vector<std::uint64_t> sums_;                             // Fenwick tree over positions
   std::vector<std::uint64_t> owners_;                           // position -> hash
   std::uint64_t next_position_ = 0;
-  std::uint64_t total_bytes_ = 0;          // of the keys
+  std::uint64_t total_bytes_ = 0;         // of the keys
   std::array<double, buckets> counts_{};  // references by distance, scaled to all
   double cold_ = 0;                       // first references
   double faded_ = 0;                      // of the references before the last fade

@@ -9,7 +9,9 @@ namespace di::kv {
 
 namespace {
 
-Error invalid(std::string message) { return {Code::invalid, 0, "stripe: " + std::move(message)}; }
+Error invalid(std::string message) {
+  return {Code::invalid, 0, "stripe: " + std::move(message)};
+}
 
 // Units [first, last) of a segment of `units` units are in part `part` of `parts`.
 struct Share {
@@ -23,14 +25,16 @@ Share share_of(std::uint64_t segment_bytes, std::uint32_t part, std::uint32_t pa
 
 }  // namespace
 
-std::uint32_t stripe_parts(std::uint32_t data_columns, std::uint32_t pages, std::uint64_t shortest_page_bytes) {
+std::uint32_t stripe_parts(std::uint32_t data_columns, std::uint32_t pages,
+                           std::uint64_t shortest_page_bytes) {
   DI_ASSERT(pages > 0 && pages <= data_columns);
   return static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(shortest_page_bytes / part_bytes_min, 1, data_columns / pages));
 }
 
 Result<StripeShape> StripeShape::of(const Layout& layout, std::uint32_t data_columns,
-                                    std::uint32_t parity_columns, std::span<const std::uint32_t> page_blocks) {
+                                    std::uint32_t parity_columns,
+                                    std::span<const std::uint32_t> page_blocks) {
   if (data_columns == 0 || data_columns > stripe_columns_max ||
       parity_columns > stripe_columns_max - data_columns) {
     return invalid("no geometry: " + std::to_string(data_columns) + "+" + std::to_string(parity_columns));

@@ -46,13 +46,13 @@ class StripeShape {
  public:
   // Errors: invalid: no data column, more than stripe_columns_max columns, no page, more pages than data
   // columns or than stripe_pages_max, a page that is empty or longer than the layout's.
-  static Result<StripeShape> of(const Layout& layout, std::uint32_t data_columns, std::uint32_t parity_columns,
-                                std::span<const std::uint32_t> page_blocks);
+  static Result<StripeShape> of(const Layout& layout, std::uint32_t data_columns,
+                                std::uint32_t parity_columns, std::span<const std::uint32_t> page_blocks);
 
-  [[nodiscard]] std::uint32_t data_columns() const { return data_columns_; }      // k
-  [[nodiscard]] std::uint32_t parity_columns() const { return parity_columns_; }  // m
+  [[nodiscard]] std::uint32_t data_columns() const { return data_columns_; }                             // k
+  [[nodiscard]] std::uint32_t parity_columns() const { return parity_columns_; }                         // m
   [[nodiscard]] std::uint32_t pages() const { return static_cast<std::uint32_t>(page_blocks_.size()); }  // n
-  [[nodiscard]] std::uint32_t parts() const { return parts_; }                    // c
+  [[nodiscard]] std::uint32_t parts() const { return parts_; }                                           // c
   [[nodiscard]] std::uint32_t groups() const { return groups_; }
   [[nodiscard]] std::uint32_t page_blocks(std::uint32_t page) const { return page_blocks_[page]; }
 

@@ -37,7 +37,7 @@ class WriteBudget {
 
   [[nodiscard]] std::uint64_t budget_bytes_per_day() const { return static_cast<std::uint64_t>(per_day_); }
   [[nodiscard]] std::uint64_t left_today_bytes(Instant now) const;
-  [[nodiscard]] std::uint64_t spent_bytes(Instant now) const;  // to be remembered
+  [[nodiscard]] std::uint64_t spent_bytes(Instant now) const;             // to be remembered
   [[nodiscard]] std::uint64_t written_bytes() const { return written_; }  // to be remembered
   // Bytes a day at the pace of about the last day; zero before the first write.
   [[nodiscard]] double pace_bytes_per_day(Instant now) const;

@@ -145,8 +145,7 @@ struct Endpoint::Impl {
     if (!status.ok()) {
       // A later turn: the caller is in the middle of something.
       const std::uint32_t generation = peer.member.generation;
-      const std::string_view reason =
-          status.error().code == Code::busy ? "does not read" : broken;
+      const std::string_view reason = status.error().code == Code::busy ? "does not read" : broken;
       loop.post("peer lost", [this, alive_now = alive, to, generation, reason] {
         if (*alive_now) lose(to, generation, reason);
       });

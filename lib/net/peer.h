@@ -93,7 +93,7 @@ struct EndpointCounters {
   std::uint64_t dropped_unknown = 0;      // from a connection that has not said hello
   std::uint64_t send_failed = 0;
   std::uint64_t peers_lost = 0;
-  std::uint64_t peers_left = 0;  // of them, those that had said so
+  std::uint64_t peers_left = 0;     // of them, those that had said so
   std::uint64_t names_refused = 0;  // a name that is not its key's, in a hello or a registration
   std::uint64_t keys_revoked = 0;   // connections ended because a key is not allowed any more
 };

@@ -140,7 +140,8 @@ __attribute__((no_sanitize("thread"), noinline)) std::size_t unseen_length(const
   while (at[length] != 0) ++length;
   return length;
 }
-__attribute__((no_sanitize("thread"), noinline)) void unseen_copy(const void* from, std::size_t bytes, char* to) {
+__attribute__((no_sanitize("thread"), noinline)) void unseen_copy(const void* from, std::size_t bytes,
+                                                                  char* to) {
   const auto* at = static_cast<const volatile char*>(from);
   for (std::size_t i = 0; i < bytes; ++i) to[i] = at[i];
 }
@@ -178,7 +179,9 @@ class Part {
 #endif
   }
   // The descriptor of that connection, which may be closed by now; -1 when unknown.
-  int descriptor() { return zmq_msg_get(&message_, ZMQ_SRCFD); }
+  int descriptor() {
+    return zmq_msg_get(&message_, ZMQ_SRCFD);
+  }
 
  private:
   zmq_msg_t message_{};

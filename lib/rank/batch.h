@@ -18,17 +18,17 @@ using Handle = std::uint64_t;
 
 struct AdmitCommand {
   Handle handle = 0;
-  engine::SequenceSpec spec;             // without `source`: the shell makes it from the next two
-  std::uint32_t entry = 0;               // readiness entry in the arena's index page
-  std::vector<wire::SlotRef> slots;      // pages of the cached prefix; empty when nothing is cached
+  engine::SequenceSpec spec;         // without `source`: the shell makes it from the next two
+  std::uint32_t entry = 0;           // readiness entry in the arena's index page
+  std::vector<wire::SlotRef> slots;  // pages of the cached prefix; empty when nothing is cached
 };
 
 struct ExportCommand {
   Handle handle = 0;
   engine::SequenceId sequence = 0;
-  std::uint32_t first = 0;               // block of the sequence
+  std::uint32_t first = 0;  // block of the sequence
   std::uint32_t count = 0;
-  bool tail = false;                     // the partial last block
+  bool tail = false;  // the partial last block
   wire::SlotRef slot;
 };
 
@@ -41,8 +41,8 @@ struct Batch {
   engine::StepPlan plan;
 
   [[nodiscard]] bool empty() const {
-    return releases.empty() && cancels.empty() && truncations.empty() && admissions.empty() && exports.empty() &&
-           plan.rows.empty();
+    return releases.empty() && cancels.empty() && truncations.empty() && admissions.empty() &&
+           exports.empty() && plan.rows.empty();
   }
 };
 
@@ -59,11 +59,11 @@ struct Exported {
 };
 
 struct BatchDone {
-  std::vector<std::pair<Handle, bool>> cancelled;     // true: over, to be released
+  std::vector<std::pair<Handle, bool>> cancelled;  // true: over, to be released
   std::vector<Admitted> admitted;
   std::vector<Exported> exported;
   engine::StepResult step;
-  Duration step_took{};                               // of the step alone
+  Duration step_took{};  // of the step alone
 };
 
 }  // namespace di::rank

@@ -220,11 +220,13 @@ class CoreOf : public RankCore {
       if (row.state != engine::RowState::computed) return;
       double row_us = 0;
       for (const wire::Span& span : row.spans) {
-        if (span.kind == static_cast<wire::U8>(wire::SpanKind::wait)) row_us += static_cast<double>(span.length_us);
+        if (span.kind == static_cast<wire::U8>(wire::SpanKind::wait))
+          row_us += static_cast<double>(span.length_us);
       }
       waited_us = std::max(waited_us, row_us);
     }
-    cost_.observe(static_cast<std::uint32_t>(tokens), context / tokens, static_cast<double>(to_us(took)) - waited_us);
+    cost_.observe(static_cast<std::uint32_t>(tokens), context / tokens,
+                  static_cast<double>(to_us(took)) - waited_us);
   }
   // The held step, when its time has come.
   [[nodiscard]] std::optional<engine::StepResult> take_step(Instant now) {
@@ -261,7 +263,8 @@ class CoreOf : public RankCore {
   }
   template <class M>
   void to_router(const Request& request, const M& message) {
-    outgoing_.push_back(wire::Envelope::make(request.router, request.router_generation, request.scope, message));
+    outgoing_.push_back(
+        wire::Envelope::make(request.router, request.router_generation, request.scope, message));
   }
 
   const std::uint16_t rank_;

@@ -14,7 +14,8 @@ void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
   if (message.number == wire::done_ack::number) return endings_.acknowledge(message.peer, message.scope);
   Request* request = find(message.scope);
   if (request == nullptr) {
-    if (message.number == wire::request_stop::number) outgoing_.push_back(ending_of_unknown(message, wire::Leg::decode));
+    if (message.number == wire::request_stop::number)
+      outgoing_.push_back(ending_of_unknown(message, wire::Leg::decode));
     return;  // late: the request is over
   }
   switch (message.number) {
@@ -27,9 +28,12 @@ void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
       }
       break;
     case wire::request_stop::number:
-      if (auto reason = message.as<wire::request_stop>()) stop(*request, static_cast<Code>(reason->reason), now);
+      if (auto reason = message.as<wire::request_stop>())
+        stop(*request, static_cast<Code>(reason->reason), now);
       break;
-    case wire::request_kill::number: forget(request->handle); break;
+    case wire::request_kill::number:
+      forget(request->handle);
+      break;
     case wire::kv_expected::number:
       if (auto answer = message.as<wire::kv_expected>()) expected(*request, *answer, now);
       break;
@@ -39,7 +43,8 @@ void DecodeCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::kv_opened::number:
       if (auto answer = message.as<wire::kv_opened>()) opened(*request, *answer);
       break;
-    default: break;
+    default:
+      break;
   }
 }
 
@@ -57,15 +62,18 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   const auto tokens = static_cast<std::uint32_t>(ask.tokens.size());
   credits_.take(message.peer, ask.bind, 0);
   const auto refuse_now = [&](Code code, std::string reason) {
-    outgoing_.push_back(wire::Envelope::make(message.peer, message.peer_generation, message.scope,
-                                             wire::seat_refused{static_cast<wire::U16>(code), std::move(reason)}));
+    outgoing_.push_back(
+        wire::Envelope::make(message.peer, message.peer_generation, message.scope,
+                             wire::seat_refused{static_cast<wire::U16>(code), std::move(reason)}));
   };
   if (tokens == 0 || ask.keys.size() != tokens / block_tokens) {
     return refuse_now(Code::invalid, "the keys do not fit the tokens");
   }
-  if (ask.sampling.max_tokens <= ask.first_index) return refuse_now(Code::invalid, "nothing is left to produce");
+  if (ask.sampling.max_tokens <= ask.first_index)
+    return refuse_now(Code::invalid, "nothing is left to produce");
   const std::uint64_t known = std::uint64_t{tokens} + (ask.sampling.max_tokens - ask.first_index);
-  if (known > description_.context_tokens_max) return refuse_now(Code::invalid, "longer than the model's context");
+  if (known > description_.context_tokens_max)
+    return refuse_now(Code::invalid, "longer than the model's context");
   const std::uint32_t blocks = blocks_of(static_cast<std::uint32_t>(known), block_tokens);
   if (blocks > description_.pool_blocks) return refuse_now(Code::invalid, "longer than the rank's pool");
   if (draining_) return refuse_now(Code::busy, "draining");
@@ -90,7 +98,8 @@ void DecodeCore::expect(const Request& request) {
   question.seat = request.seat;
   question.keys = request.keys;
   question.root = request.seat_request.root;
-  question.tail_tokens = static_cast<std::uint32_t>(request.tokens.size()) % description_.layout.block_tokens();
+  question.tail_tokens =
+      static_cast<std::uint32_t>(request.tokens.size()) % description_.layout.block_tokens();
   to_kvd(request.scope, question);
 }
 
@@ -104,7 +113,8 @@ void DecodeCore::expected(Request& request, const wire::kv_expected& answer, Ins
 
 void DecodeCore::seated(Request& request, wire::kv_seated answer, Instant) {
   if (request.state != State::seated || answer.seat != request.seat) return;
-  if (answer.index != request.next_index) return refuse(request.handle, Code::invalid, "the hand-over has another index");
+  if (answer.index != request.next_index)
+    return refuse(request.handle, Code::invalid, "the hand-over has another index");
   request.state = State::admitting;
   request.seated = std::move(answer);
 }
@@ -141,7 +151,8 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
       spec.attempt = request.scope.attempt;
       spec.cached_tokens = static_cast<std::uint32_t>(request.tokens.size());
       spec.resume = request.seat_request.resume;
-      if (request.seated->token.id >= wire::script_token_base) spec.resume.push_back(request.seated->token.bytes);
+      if (request.seated->token.id >= wire::script_token_base)
+        spec.resume.push_back(request.seated->token.bytes);
       request.tokens.push_back(request.seated->token.id);
       spec.tokens = request.tokens;
       spec.first_index = request.seated->index + 1;
@@ -177,11 +188,12 @@ std::optional<Batch> DecodeCore::next_batch(Instant now) {
 void DecodeCore::on_batch_done(BatchDone done, Instant now) {
   batch_back(done);
   for (const Admitted& answer : done.admitted) {
-    Request* request = admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
+    Request* request =
+        admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
     if (request == nullptr) continue;
     request->state = State::running;
-    to_router(*request, wire::decode_started{
-                            request->seat, request->computed_tokens / description_.layout.block_tokens()});
+    to_router(*request, wire::decode_started{request->seat,
+                                             request->computed_tokens / description_.layout.block_tokens()});
   }
   for (Exported& page : done.exported) {
     const auto found = requests_.find(page.handle);
@@ -201,7 +213,8 @@ void DecodeCore::apply_step(const engine::StepResult& step, Instant now) {
     if (Request* request = of_row(row)) row_done(*request, row, now, batches);
   }
   for (auto& [router, batch] : batches) {
-    outgoing_.push_back(wire::Envelope::make(router, batch.first, wire::Scope{{}, 0, options_.rank, 0}, batch.second));
+    outgoing_.push_back(
+        wire::Envelope::make(router, batch.first, wire::Scope{{}, 0, options_.rank, 0}, batch.second));
   }
   // Ends after the tokens, so that a router sees the last token before the final counts.
   for (const engine::RowResult& row : step.rows) {
@@ -246,7 +259,8 @@ void DecodeCore::row_done(Request& request, const engine::RowResult& row, Instan
   event.attempt = request.scope.attempt;
   event.index = row.index;
   event.token = row.token;
-  event.finish = static_cast<wire::U8>(row.finish == engine::Finish::cancelled ? engine::Finish::none : row.finish);
+  event.finish =
+      static_cast<wire::U8>(row.finish == engine::Finish::cancelled ? engine::Finish::none : row.finish);
   event.swapped_blocks = row.swapped_blocks;
   event.spans = row.spans;
   auto& batch = batches[request.router];
@@ -318,7 +332,8 @@ void DecodeCore::stop(Request& request, Code code, Instant now) {
   request.cancel_asked = true;
   request.cancel_code = code == Code::ok ? Code::cancelled : code;
   if (request.in_engine) return;  // the next batch carries the cancel
-  if (request.state == State::admitting && !request.seated.has_value()) return;  // so does the one after admission
+  // so does the one after admission
+  if (request.state == State::admitting && !request.seated.has_value()) return;
   request.end_code = request.cancel_code;
   request.end_reason = "stopped";
   end(request.handle, now);
@@ -364,7 +379,8 @@ void DecodeCore::on_arena(const std::string& kvd, std::uint32_t generation, Inst
   std::vector<Handle> waiting;
   std::vector<Handle> publishing;
   for (const auto& [handle, request] : requests_) {
-    if (request.state == State::expecting || request.state == State::seated || request.state == State::admitting) {
+    if (request.state == State::expecting || request.state == State::seated ||
+        request.state == State::admitting) {
       waiting.push_back(handle);
     } else {
       publishing.push_back(handle);
@@ -404,7 +420,8 @@ void DecodeCore::on_time(Instant now) {
 Instant DecodeCore::next_due() const {
   Instant due = common_due();
   for (const auto& [handle, request] : requests_) {
-    if (request.state == State::expecting || request.state == State::seated) due = std::min(due, request.seat_until);
+    if (request.state == State::expecting || request.state == State::seated)
+      due = std::min(due, request.seat_until);
     if (request.page_state == PageState::opening) due = std::min(due, request.page_until);
     if (request.state == State::running) due = std::min(due, row_due(request));
   }
@@ -417,8 +434,8 @@ DecodeCore::Load DecodeCore::load() const {
   const auto running = static_cast<std::uint32_t>(requests_.size());
   Load load;
   load.kv_tokens = std::uint64_t{pool_taken_} * description_.layout.block_tokens();
-  load.queue_us = static_cast<std::uint64_t>(
-      cost_.predict_us(running, running == 0 ? 0 : static_cast<double>(context) / static_cast<double>(running)));
+  load.queue_us = static_cast<std::uint64_t>(cost_.predict_us(
+      running, running == 0 ? 0 : static_cast<double>(context) / static_cast<double>(running)));
   return load;
 }
 

@@ -57,9 +57,9 @@ class DecodeCore final : public CoreOf<DecodeRequest> {
   struct Options {
     std::uint16_t rank = 0;
     std::uint32_t requests_max = 128;
-    Duration swap_wait = milliseconds(20);      // kv.swap_wait
+    Duration swap_wait = milliseconds(20);  // kv.swap_wait
     Duration seat_ttl = seconds(30);
-    Duration open_wait = seconds(1);            // for slots of finished pages
+    Duration open_wait = seconds(1);  // for slots of finished pages
     balance::StepCost::Shape cost;
   };
 

@@ -49,7 +49,7 @@ class FetchWatch {
     std::uint64_t given_up = 0;
     std::uint64_t given_up_blocks = 0;
     std::uint64_t cut_blocks = 0;  // that di-kvd did not begin to bring
-    std::uint64_t came_late = 0;  // complete after they were given up
+    std::uint64_t came_late = 0;   // complete after they were given up
   };
 
   explicit FetchWatch(const Options& options);

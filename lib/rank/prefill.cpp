@@ -43,7 +43,8 @@ double PrefillCore::left_us(const Request& request) const {
   if (request.has_token) return 0;
   const std::uint32_t done =
       std::max(request.computed_tokens, request.cached_blocks * description_.layout.block_tokens());
-  return cost_.predict_prompt_us(known_tokens(request), std::min(done, known_tokens(request)), options_.chunk_tokens);
+  return cost_.predict_prompt_us(known_tokens(request), std::min(done, known_tokens(request)),
+                                 options_.chunk_tokens);
 }
 
 double PrefillCore::queue_us() const {
@@ -64,12 +65,14 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
   Request* request = find(message.scope);
   if (request == nullptr) {
     // Late: the request is over.
-    if (message.number == wire::request_stop::number) outgoing_.push_back(ending_of_unknown(message, wire::Leg::prefill));
+    if (message.number == wire::request_stop::number)
+      outgoing_.push_back(ending_of_unknown(message, wire::Leg::prefill));
     if (message.number == wire::prefill_target::number) {
       // Its pages went to an earlier seat: the router must not wait for this one.
-      outgoing_.push_back(wire::Envelope::make(
-          message.peer, message.peer_generation, message.scope,
-          wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found), "the request is not here any more"}));
+      outgoing_.push_back(
+          wire::Envelope::make(message.peer, message.peer_generation, message.scope,
+                               wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found),
+                                                     "the request is not here any more"}));
     }
     return;
   }
@@ -85,9 +88,12 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
       }
       break;
     case wire::request_stop::number:
-      if (auto reason = message.as<wire::request_stop>()) stop(*request, static_cast<Code>(reason->reason), now);
+      if (auto reason = message.as<wire::request_stop>())
+        stop(*request, static_cast<Code>(reason->reason), now);
       break;
-    case wire::request_kill::number: forget(request->handle); break;
+    case wire::request_kill::number:
+      forget(request->handle);
+      break;
     case wire::kv_fetching::number:
       if (auto answer = message.as<wire::kv_fetching>()) fetched(*request, *answer, now);
       break;
@@ -100,7 +106,8 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::kv_handed::number:
       if (auto answer = message.as<wire::kv_handed>()) handed(*request, *answer, now);
       break;
-    default: break;
+    default:
+      break;
   }
 }
 
@@ -113,13 +120,15 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
   const auto tokens = static_cast<std::uint32_t>(bind.tokens.size());
 
   const auto refuse_now = [&](Code code, std::string reason) {
-    outgoing_.push_back(wire::Envelope::make(message.peer, message.peer_generation, message.scope,
-                                             wire::prefill_refused{bind.bind, static_cast<wire::U16>(code), std::move(reason)}));
+    outgoing_.push_back(wire::Envelope::make(
+        message.peer, message.peer_generation, message.scope,
+        wire::prefill_refused{bind.bind, static_cast<wire::U16>(code), std::move(reason)}));
   };
   if (tokens == 0 || bind.keys.size() != tokens / block_tokens) {
     return refuse_now(Code::invalid, "the keys do not fit the tokens");
   }
-  if (tokens >= description_.context_tokens_max) return refuse_now(Code::invalid, "longer than the model's context");
+  if (tokens >= description_.context_tokens_max)
+    return refuse_now(Code::invalid, "longer than the model's context");
   if (bind.hit_blocks > (tokens - 1) / block_tokens) {
     return refuse_now(Code::invalid, "the hit leaves nothing to compute");
   }
@@ -159,10 +168,11 @@ void PrefillCore::fetched(Request& request, const wire::kv_fetching& answer, Ins
   if (request.state != State::fetching) return;
   if (answer.computed_blocks > 0) {
     watch_.cut(answer.computed_blocks);
-    request.untold.push_back({.kind = static_cast<wire::U8>(wire::SpanKind::cut),
-                              .group = static_cast<wire::U16>(std::min<std::uint32_t>(answer.computed_blocks, UINT16_MAX)),
-                              .start_us = static_cast<wire::U64>(request.fetch_asked.ns / 1000),
-                              .length_us = static_cast<wire::U64>(to_us(now - request.fetch_asked))});
+    request.untold.push_back(
+        {.kind = static_cast<wire::U8>(wire::SpanKind::cut),
+         .group = static_cast<wire::U16>(std::min<std::uint32_t>(answer.computed_blocks, UINT16_MAX)),
+         .start_us = static_cast<wire::U64>(request.fetch_asked.ns / 1000),
+         .length_us = static_cast<wire::U64>(to_us(now - request.fetch_asked))});
   }
   if (answer.code == 0) {
     request.cached_blocks = std::min(answer.blocks, request.bind.hit_blocks);
@@ -178,7 +188,8 @@ void PrefillCore::fetched(Request& request, const wire::kv_fetching& answer, Ins
              tokens % description_.layout.block_tokens() != 0, now);
 }
 
-void PrefillCore::open_pages(Request& request, std::uint32_t first, std::uint32_t last, bool tail, Instant now) {
+void PrefillCore::open_pages(Request& request, std::uint32_t first, std::uint32_t last, bool tail,
+                             Instant now) {
   // Pages end at multiples of page_blocks, so that different writers cut a chain at the same places.
   const std::uint32_t page_blocks = description_.layout.page_blocks();
   for (std::uint32_t block = first; block < last;) {
@@ -222,7 +233,8 @@ void PrefillCore::opened(Request& request, const wire::kv_opened& answer, Instan
     request.open_again = now + open_retry;
     return;
   }
-  if (answer.slots.size() != request.opening.size()) return end(request.handle, Code::invalid, "di-kvd granted other pages", now);
+  if (answer.slots.size() != request.opening.size())
+    return end(request.handle, Code::invalid, "di-kvd granted other pages", now);
   for (std::size_t i = 0; i < request.opening.size(); ++i) {
     Page& page = request.pages[request.opening[i]];
     page.slot = answer.slots[i];
@@ -237,7 +249,8 @@ void PrefillCore::ready_moved(Request& request, const wire::kv_ready& ready, Ins
   if (ready.failed_block == wire::block_none) return watch_.moved(request.handle, ready.groups, now);
   watch_.failed(request.handle);
   request.failed_block = std::min(request.failed_block, ready.failed_block);
-  if (request.failed_block < request.cached_blocks && request.in_engine && !request.computed_any && !request.stepping) {
+  if (request.failed_block < request.cached_blocks && request.in_engine && !request.computed_any &&
+      !request.stepping) {
     truncate(request, request.failed_block, now);
   }
 }
@@ -311,7 +324,8 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
         // A failure that came before the engine had the sequence shortens the prefix right here.
         const std::uint32_t lost_until = request.cached_blocks;
         request.cached_blocks = std::min(request.cached_blocks, request.failed_block);
-        if (request.cached_blocks < lost_until) open_pages(request, request.cached_blocks, lost_until, false, now);
+        if (request.cached_blocks < lost_until)
+          open_pages(request, request.cached_blocks, lost_until, false, now);
         if (request.cached_blocks > 0) admit.slots = request.cached_slots;
         spec.cached_tokens = request.cached_blocks * description_.layout.block_tokens();
         spec.debug_text = request.bind.debug;
@@ -350,7 +364,8 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
 void PrefillCore::on_batch_done(BatchDone done, Instant now) {
   batch_back(done);
   for (const Admitted& answer : done.admitted) {
-    Request* request = admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
+    Request* request =
+        admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
     if (request == nullptr) continue;
     request->admitting = false;
     request->state = State::running;
@@ -365,7 +380,8 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
       continue;
     }
     for (Page& page : request.pages) {
-      if (!page.exporting || page.sealed || page.first != exported.first || page.tail != exported.tail) continue;
+      if (!page.exporting || page.sealed || page.first != exported.first || page.tail != exported.tail)
+        continue;
       page.crcs = *std::move(exported.crcs);
       page.sealed = true;
       wire::kv_sealed sealed;
@@ -446,7 +462,8 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
     advance_sealing(request, now);
     return;
   }
-  if (row.finish == engine::Finish::cancelled) return end(request.handle, request.cancel_code, "stopped", now);
+  if (row.finish == engine::Finish::cancelled)
+    return end(request.handle, request.cancel_code, "stopped", now);
   wire::prefill_progress progress;
   progress.left_us = static_cast<wire::U64>(
       cost_.predict_prompt_us(known_tokens(request), request.computed_tokens, options_.chunk_tokens));
@@ -540,7 +557,8 @@ void PrefillCore::stop(Request& request, Code code, Instant now) {
 
 void PrefillCore::refuse(Handle handle, Code code, std::string reason) {
   Request& request = requests_.at(handle);
-  to_router(request, wire::prefill_refused{request.bind.bind, static_cast<wire::U16>(code), std::move(reason)});
+  to_router(request,
+            wire::prefill_refused{request.bind.bind, static_cast<wire::U16>(code), std::move(reason)});
   forget(handle);
 }
 
@@ -551,7 +569,8 @@ void PrefillCore::end(Handle handle, Code code, std::string reason, Instant now)
   done.code = static_cast<wire::U16>(code);
   done.next_index = request.bind.first_index + (request.has_token ? 1 : 0);
   done.computed_tokens =
-      request.computed_tokens - std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
+      request.computed_tokens -
+      std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
   done.reason = std::move(reason);
   tell_ending(request, std::move(done), now);
   forget(handle);
@@ -559,9 +578,10 @@ void PrefillCore::end(Handle handle, Code code, std::string reason, Instant now)
 
 void PrefillCore::forget(Handle handle) {
   Request& request = requests_.at(handle);
-  const bool copies = batch_out_ && (request.stepping || std::any_of(request.pages.begin(), request.pages.end(), [](const Page& page) {
-                                       return page.exporting && !page.sealed;
-                                     }));
+  const bool copies =
+      batch_out_ &&
+      (request.stepping || std::any_of(request.pages.begin(), request.pages.end(),
+                                       [](const Page& page) { return page.exporting && !page.sealed; }));
   watch_.end(handle);
   if (request.in_engine) {
     std::erase_if(truncations_, [&](const auto& truncation) { return truncation.first == request.sequence; });
@@ -624,7 +644,8 @@ Instant PrefillCore::next_due() const {
   for (const auto& [handle, request] : requests_) {
     if (!request.opening.empty()) due = std::min(due, request.open_again);
     if (request.state == State::fetching) due = std::min(due, request.fetch_until);
-    if (request.state == State::waiting || request.state == State::handing) due = std::min(due, request.hold_until);
+    if (request.state == State::waiting || request.state == State::handing)
+      due = std::min(due, request.hold_until);
     if (request.state == State::handing) due = std::min(due, request.handover_again);
     if (request.state == State::running) due = std::min(due, row_due(request));
     if (may_start_batch() && waits_for_blocks(request)) due = std::min(due, watch_.next_look(handle));

@@ -53,9 +53,9 @@ struct PrefillRequest : RankRequest {
   Instant open_again{};              // when to ask again after busy
   Instant open_until{};
   Instant fetch_asked{};
-  Instant fetch_until{};   // while fetching
+  Instant fetch_until{};           // while fetching
   std::vector<wire::Span> untold;  // of choices between fetching and computing, a few
-  bool admitting = false;  // an admission is in the batch that is out
+  bool admitting = false;          // an admission is in the batch that is out
   bool computed_any = false;
   bool has_token = false;
   engine::TokenValue token;
@@ -70,15 +70,15 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
  public:
   struct Options {
     std::uint16_t rank = 0;
-    std::uint32_t requests_max = 16;            // bound requests, waiting ones included
-    std::uint32_t chunk_tokens = 512;           // tokens of one step, over all rows
-    Duration swap_wait = milliseconds(20);      // kv.swap_wait
-    bool overlap = true;                        // kv.overlap: start when layer group 0 is there
-    bool arbiter = false;                       // kv.arbiter: compute what comes more slowly
+    std::uint32_t requests_max = 16;        // bound requests, waiting ones included
+    std::uint32_t chunk_tokens = 512;       // tokens of one step, over all rows
+    Duration swap_wait = milliseconds(20);  // kv.swap_wait
+    bool overlap = true;                    // kv.overlap: start when layer group 0 is there
+    bool arbiter = false;                   // kv.arbiter: compute what comes more slowly
     Duration hold = seconds(60);
-    Duration fetch_wait = seconds(5);           // for the answer to kv_fetch; then the request is cold
+    Duration fetch_wait = seconds(5);  // for the answer to kv_fetch; then the request is cold
     Duration open_wait = seconds(10);
-    Duration work_window = seconds(4);          // predicted work granted ahead
+    Duration work_window = seconds(4);  // predicted work granted ahead
     balance::StepCost::Shape cost;
   };
 

@@ -8,12 +8,18 @@ namespace di::request {
 
 std::string_view flight_state_name(FlightState state) {
   switch (state) {
-    case FlightState::matching: return "matching";
-    case FlightState::queued: return "queued";
-    case FlightState::prefill: return "prefill";
-    case FlightState::handover: return "handover";
-    case FlightState::decoding: return "decoding";
-    case FlightState::closing: return "closing";
+    case FlightState::matching:
+      return "matching";
+    case FlightState::queued:
+      return "queued";
+    case FlightState::prefill:
+      return "prefill";
+    case FlightState::handover:
+      return "handover";
+    case FlightState::decoding:
+      return "decoding";
+    case FlightState::closing:
+      return "closing";
   }
   return "unknown";
 }
@@ -92,8 +98,9 @@ void RouterCore::start_attempt(Flight& flight, Instant now) {
   while (flight.keys.size() < flight.tokens.size() / options_.block_tokens) {
     const std::size_t block = flight.keys.size();
     const Key& parent = block == 0 ? flight.request.root : flight.keys[block - 1];
-    flight.keys.push_back(kv::block_key(
-        parent, std::span<const std::uint32_t>(flight.tokens).subspan(block * options_.block_tokens, options_.block_tokens)));
+    flight.keys.push_back(
+        kv::block_key(parent, std::span<const std::uint32_t>(flight.tokens)
+                                  .subspan(block * options_.block_tokens, options_.block_tokens)));
   }
   flight.first_index = static_cast<std::uint32_t>(flight.produced.size());
   flight.hit_blocks = 0;
@@ -156,7 +163,8 @@ void RouterCore::dispatch(Instant now) {
       const auto found = flights_.find(id);
       if (found == flights_.end()) continue;
       Flight& flight = found->second;
-      if (flight.state != FlightState::queued || flight.hit_blocks == 0 || !flight.prefetch_host.empty()) continue;
+      if (flight.state != FlightState::queued || flight.hit_blocks == 0 || !flight.prefetch_host.empty())
+        continue;
       const std::string host = ranks_.choose_host(model, flight.wish);
       if (!kvd_hosts_.contains(host)) continue;
       flight.prefetch_host = host;
@@ -171,9 +179,11 @@ void RouterCore::dispatch(Instant now) {
 
 void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
   const RankInfo& info = *ranks_.find(rank);
-  const balance::StepCost cost({info.credit.cost_base_us, info.credit.cost_token_us, info.credit.cost_context_us});
+  const balance::StepCost cost(
+      {info.credit.cost_base_us, info.credit.cost_token_us, info.credit.cost_context_us});
   const auto total = static_cast<std::uint32_t>(flight.tokens.size());
-  flight.predicted_us = cost.predict_prompt_us(total, flight.hit_blocks * options_.block_tokens, options_.chunk_tokens);
+  flight.predicted_us =
+      cost.predict_prompt_us(total, flight.hit_blocks * options_.block_tokens, options_.chunk_tokens);
   flight.left_us = flight.predicted_us;
   flight.prefill.open = true;
   flight.prefill.rank = rank;
@@ -197,7 +207,8 @@ void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
   }
   bind.cost_us = flight.prefill.cost_us;
   send(rank.instance, info.generation, scope_of(flight, rank.rank), bind);
-  note(flight, "bound", "rank=" + rank.text() + " predicted_us=" + std::to_string(flight.prefill.cost_us), now);
+  note(flight, "bound", "rank=" + rank.text() + " predicted_us=" + std::to_string(flight.prefill.cost_us),
+       now);
   maybe_ask_seat(flight, now);
 }
 
@@ -217,8 +228,9 @@ void RouterCore::ask_seat(Flight& flight, Instant now) {
   const std::uint64_t known =
       flight.tokens.size() + std::uint64_t{flight.request.sampling.max_tokens} - flight.first_index;
   const RankInfo* prefill = ranks_.find(flight.prefill.rank);
-  const auto rank = ranks_.choose_decode(flight.request.model, known, prefill == nullptr ? Place{} : prefill->place,
-                                         flight.wish, flight.seat_avoid);
+  const auto rank =
+      ranks_.choose_decode(flight.request.model, known, prefill == nullptr ? Place{} : prefill->place,
+                           flight.wish, flight.seat_avoid);
   if (!rank.has_value()) {
     flight.seat_again = now + options_.seat_retry;
     return;
@@ -265,7 +277,8 @@ void RouterCore::send_target(Flight& flight, Instant now) {
   target.decode_rank = flight.decode.rank.rank;
   target.decode_generation = flight.decode.generation;
   target.host = info->credit.host;
-  send(flight.prefill.rank.instance, flight.prefill.generation, scope_of(flight, flight.prefill.rank.rank), target);
+  send(flight.prefill.rank.instance, flight.prefill.generation, scope_of(flight, flight.prefill.rank.rank),
+       target);
   note(flight, "target", "rank=" + flight.decode.rank.text() + " seat=" + std::to_string(flight.seat), now);
 }
 
@@ -295,7 +308,8 @@ void RouterCore::seat_lost(Flight& flight, Instant now) {
 }
 
 void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
-  note(flight, "handover_failed", "rank=" + flight.decode.rank.text() + " code=" + std::string(code_name(code)), now);
+  note(flight, "handover_failed",
+       "rank=" + flight.decode.rank.text() + " code=" + std::string(code_name(code)), now);
   const RankInfo* prefill = ranks_.find(flight.prefill.rank);
   const RankInfo* decode = ranks_.find(flight.decode.rank);
   if (flight.decode.open) {
@@ -310,7 +324,8 @@ void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
   if (!link_failed) return seat_lost(flight, now);
   const Place from = prefill->place;
   flight.wish.near_host = from.host;
-  const auto closer = ranks_.choose_decode(flight.request.model, flight.decode.tokens, from, flight.wish, flight.decode.rank);
+  const auto closer =
+      ranks_.choose_decode(flight.request.model, flight.decode.tokens, from, flight.wish, flight.decode.rank);
   if (closer.has_value() && distance(from, ranks_.find(*closer)->place) == 0) return seat_lost(flight, now);
   if (!ranks_.reads_at(flight.request.model, decode->place.host)) return seat_lost(flight, now);
   flight.wish.near_host = decode->place.host;
@@ -326,8 +341,10 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         for (const wire::TierHit& tier : matched->tiers) {
           if (!tier.instance.empty()) flight->wish.held[tier.instance] = tier.blocks;
         }
-        note(*flight, "matched", "hit_blocks=" + std::to_string(matched->hit_blocks) +
-                                     " fetch_us=" + std::to_string(matched->fetch_us), now);
+        note(*flight, "matched",
+             "hit_blocks=" + std::to_string(matched->hit_blocks) +
+                 " fetch_us=" + std::to_string(matched->fetch_us),
+             now);
         enqueue(*flight, matched->hit_blocks, now);
       }
       break;
@@ -343,14 +360,16 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         if (flight == nullptr) break;
         if (!flight->prefill.open && refused->bind == 0 && message.peer == flight->prefill.rank.instance) {
           // A target that found nothing: the pages went to a seat that is lost, and this one gets none.
-          if (!flight->ended && !flight->started) reenter(*flight, "the seat was lost after the hand-over", now);
+          if (!flight->ended && !flight->started)
+            reenter(*flight, "the seat was lost after the hand-over", now);
           break;
         }
         if (!is_from(message, flight->prefill) || refused->bind != flight->prefill.bind) break;
         note(*flight, "refused", "rank=" + flight->prefill.rank.text() + " reason=" + refused->reason, now);
         if (flight->started) {
           // The answer about the hand-over was lost, not the hand-over: nobody needs the pages any more.
-          send(flight->prefill.rank.instance, flight->prefill.generation, scope_of(*flight, flight->prefill.rank.rank),
+          send(flight->prefill.rank.instance, flight->prefill.generation,
+               scope_of(*flight, flight->prefill.rank.rank),
                wire::request_stop{static_cast<wire::U16>(Code::stale)});
           break;
         }
@@ -370,7 +389,8 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::prefill_progress::number:
       if (auto progress = message.as<wire::prefill_progress>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || flight->state != FlightState::prefill || !is_from(message, flight->prefill)) break;
+        if (flight == nullptr || flight->state != FlightState::prefill || !is_from(message, flight->prefill))
+          break;
         flight->left_us = static_cast<double>(progress->left_us);
         if (flight->attempt == 1) flight->cached_blocks = progress->swapped_blocks;
         note_spans(*flight, flight->prefill.rank.text(), progress->spans);
@@ -397,7 +417,8 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
       if (auto refused = message.as<wire::seat_refused>()) {
         Flight* flight = current(message);
         if (flight == nullptr || !is_from(message, flight->decode)) break;
-        note(*flight, "seat_refused", "rank=" + flight->decode.rank.text() + " reason=" + refused->reason, now);
+        note(*flight, "seat_refused", "rank=" + flight->decode.rank.text() + " reason=" + refused->reason,
+             now);
         const auto code = static_cast<Code>(refused->code);
         if (code == Code::invalid || code == Code::unsupported) {
           close_leg(flight->decode);
@@ -410,7 +431,9 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::decode_started::number:
       if (auto started = message.as<wire::decode_started>()) {
         Flight* flight = current(message);
-        if (flight == nullptr || !is_from(message, flight->decode) || started->seat != flight->seat || flight->ended) break;
+        if (flight == nullptr || !is_from(message, flight->decode) || started->seat != flight->seat ||
+            flight->ended)
+          break;
         flight->started = true;
         if (flight->state == FlightState::prefill || flight->state == FlightState::handover) {
           flight->state = FlightState::decoding;
@@ -433,14 +456,15 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::request_done::number:
       if (auto done = message.as<wire::request_done>()) on_done(message, *done, now);
       break;
-    default: break;
+    default:
+      break;
   }
   dispatch(now);
   sweep(now);
 }
 
-void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill,
-                          Instant now) {
+void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank,
+                          bool from_prefill, Instant now) {
   if (flight.ended) return;
   note_spans(flight, rank, event.spans);
   if (from_prefill) {
@@ -448,7 +472,8 @@ void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const s
     flight.left_us = 0;
     if (flight.attempt == 1) flight.cached_blocks = event.swapped_blocks;
     if (flight.state == FlightState::prefill) flight.state = FlightState::handover;
-    note(flight, "token", "index=" + std::to_string(event.index) + " swapped_blocks=" + std::to_string(event.swapped_blocks),
+    note(flight, "token",
+         "index=" + std::to_string(event.index) + " swapped_blocks=" + std::to_string(event.swapped_blocks),
          now);
     release_prefetch(flight);
   }
@@ -579,8 +604,10 @@ void RouterCore::end(Flight& flight, Code code, std::string reason, wire::Finish
   ending.cached_tokens = std::min(flight.cached_blocks * options_.block_tokens,
                                   static_cast<std::uint32_t>(flight.request.prompt.size()));
   ending.attempts = flight.attempt;
-  note(flight, "end", "code=" + std::string(code_name(code)) + " output_tokens=" + std::to_string(ending.output_tokens) +
-                          (ending.reason.empty() ? "" : " reason=\"" + ending.reason + "\""), now);
+  note(flight, "end",
+       "code=" + std::string(code_name(code)) + " output_tokens=" + std::to_string(ending.output_tokens) +
+           (ending.reason.empty() ? "" : " reason=\"" + ending.reason + "\""),
+       now);
   endings_.push_back(std::move(ending));
 }
 
@@ -601,14 +628,16 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
   if (instance == meta_) {
     meta_.clear();
     for (auto& [id, flight] : flights_) {
-      if (flight.state == FlightState::matching && flight.match_until != instant_never) enqueue(flight, 0, now);
+      if (flight.state == FlightState::matching && flight.match_until != instant_never)
+        enqueue(flight, 0, now);
     }
   }
   kvd_hosts_.erase(instance);
   for (auto& [id, flight] : flights_) {
     if (flight.prefetch_host == instance) flight.prefetch_host.clear();
     const bool lost_prefill = flight.prefill.open && flight.prefill.rank.instance == instance;
-    if (!flight.prefill.open && flight.prefill_token && !flight.started && flight.prefill.rank.instance == instance) {
+    if (!flight.prefill.open && flight.prefill_token && !flight.started &&
+        flight.prefill.rank.instance == instance) {
       // Its end was heard, but not whether the seat of now is the one it handed over to.
       reenter(flight, "prefill was lost before decode started", now);
     }

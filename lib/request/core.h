@@ -32,7 +32,7 @@ struct Emission {
 // Exactly one per submitted request.
 struct Ending {
   RequestId id;
-  Code code = Code::ok;           // ok, cancelled, or what went wrong
+  Code code = Code::ok;  // ok, cancelled, or what went wrong
   std::string reason;
   wire::Finish finish = wire::Finish::none;
   std::uint32_t output_tokens = 0;
@@ -47,20 +47,20 @@ class RouterCore {
     std::uint32_t explain_max = 1000;
     std::uint16_t attempts_max = 4;
     std::uint32_t block_tokens = 32;
-    Duration match_wait = milliseconds(200);       // no answer in time = cold
+    Duration match_wait = milliseconds(200);  // no answer in time = cold
     Duration first_token_wait = seconds(600);
     Duration next_token_wait = seconds(60);
     Duration total_wait = seconds(1800);
     Duration gap_wait = seconds(3);
     Duration seat_retry = milliseconds(50);
-    Duration seat_answer_wait = seconds(2);        // then decode_seat is said again
-    std::uint32_t seats_failed_max = 1000;         // within the prefill rank's hold
-    Duration reenter_wait = milliseconds(50);      // doubles with each attempt after the second
+    Duration seat_answer_wait = seconds(2);    // then decode_seat is said again
+    std::uint32_t seats_failed_max = 1000;     // within the prefill rank's hold
+    Duration reenter_wait = milliseconds(50);  // doubles with each attempt after the second
     Duration kill_after = seconds(5);
     // How long requests wait for a rank when the last of a kind is lost: a supervisor brings it back.
     Duration absence_wait = seconds(15);
-    double seat_ahead_us = 200000;                 // ask for a seat when so much work is left
-    std::uint32_t prefetch_queue_max = 16;         // requests of the queue that get a hint
+    double seat_ahead_us = 200000;          // ask for a seat when so much work is left
+    std::uint32_t prefetch_queue_max = 16;  // requests of the queue that get a hint
     std::uint32_t chunk_tokens = 512;
   };
 
@@ -113,7 +113,8 @@ class RouterCore {
   }
   void leave_queue(Flight& flight);
   void send_target(Flight& flight, Instant now);
-  void on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill, Instant now);
+  void on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank, bool from_prefill,
+                Instant now);
   void on_done(const wire::Envelope& message, const wire::request_done& done, Instant now);
   void reenter(Flight& flight, std::string_view why, Instant now);
   void end(Flight& flight, Code code, std::string reason, wire::Finish finish, Instant now);
@@ -136,9 +137,9 @@ class RouterCore {
 
   Options options_;
   RankTable ranks_;
-  balance::StepCost cost_;                           // until a rank has reported its own fit
-  std::string meta_;                                 // empty while di-meta is away
-  std::set<std::string> kvd_hosts_;                  // host di-kvds that are up
+  balance::StepCost cost_;           // until a rank has reported its own fit
+  std::string meta_;                 // empty while di-meta is away
+  std::set<std::string> kvd_hosts_;  // host di-kvds that are up
   std::map<RequestId, Flight> flights_;
   std::map<std::string, std::deque<RequestId>> queues_;  // by model
   std::deque<RequestId> finished_order_;

@@ -6,7 +6,8 @@ Result<std::vector<InOrder::Item>> InOrder::take(Item item) {
   std::vector<Item> due;
   if (item.index < next_index_) return due;
   if (item.index > next_index_) {
-    if (early_.size() >= early_max) return Error{Code::no_space, 0, "too many tokens wait for an earlier one"};
+    if (early_.size() >= early_max)
+      return Error{Code::no_space, 0, "too many tokens wait for an earlier one"};
     early_.try_emplace(item.index, std::move(item));
     return due;
   }

@@ -40,8 +40,8 @@ enum class FlightState : std::uint8_t { matching, queued, prefill, handover, dec
 struct TimelineRow {
   Instant at;
   std::uint16_t attempt = 0;
-  std::string event;    // "matched", "bound", "seat_granted", ...
-  std::string detail;   // "rank=di-prefill.0/0 hit_blocks=62"
+  std::string event;   // "matched", "bound", "seat_granted", ...
+  std::string detail;  // "rank=di-prefill.0/0 hit_blocks=62"
 };
 // Work a rank reported; times are on that rank's clock.
 struct SpanRow {
@@ -54,7 +54,7 @@ inline constexpr std::size_t span_rows_max = 1024;
 
 // The part of an attempt that lives in one rank.
 struct LegState {
-  bool open = false;         // the rank has, or may have, something of this attempt
+  bool open = false;  // the rank has, or may have, something of this attempt
   RankName rank;
   std::uint32_t generation = 0;
   std::uint64_t bind = 0;
@@ -75,28 +75,28 @@ struct Flight {
   double left_us = 0;
   LegState prefill;
   LegState decode;
-  std::uint64_t seat = 0;            // granted
-  bool seat_asked = false;           // and no answer yet
-  bool started = false;              // decode_started came
-  bool prefill_token = false;        // prefill's token of this attempt came
+  std::uint64_t seat = 0;      // granted
+  bool seat_asked = false;     // and no answer yet
+  bool started = false;        // decode_started came
+  bool prefill_token = false;  // prefill's token of this attempt came
   std::optional<RankName> seat_avoid;
-  Wish wish;                         // near_host outlives the attempt
+  Wish wish;  // near_host outlives the attempt
   std::uint32_t seats_failed = 0;
-  std::string prefetch_host;         // holds a hint's pins there
+  std::string prefetch_host;  // holds a hint's pins there
 
   InOrder in_order;
   std::vector<wire::TokenValue> produced;
-  bool ended = false;                // the client's ending was reported
-  std::uint32_t cached_blocks = 0;   // really swapped in at attempt 1
+  bool ended = false;               // the client's ending was reported
+  std::uint32_t cached_blocks = 0;  // really swapped in at attempt 1
 
   Instant submitted;
   Instant match_until = instant_never;
-  Instant reenter_at = instant_never;     // waits before matching again
+  Instant reenter_at = instant_never;  // waits before matching again
   Instant seat_again = instant_never;
   Instant seat_answer_until = instant_never;  // while seat_asked
   Instant gap_until = instant_never;
-  Instant token_until = instant_never;    // next token, or the first one
-  Instant kill_at = instant_never;        // closing
+  Instant token_until = instant_never;  // next token, or the first one
+  Instant kill_at = instant_never;      // closing
   bool killed = false;
 
   std::vector<TimelineRow> timeline;

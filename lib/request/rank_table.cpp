@@ -40,7 +40,8 @@ void RankTable::add(const std::string& instance, std::uint32_t generation, std::
 }
 
 void RankTable::remove(const std::string& instance) {
-  for (auto it = ranks_.lower_bound(RankName{instance, 0}); it != ranks_.end() && it->first.instance == instance;) {
+  for (auto it = ranks_.lower_bound(RankName{instance, 0});
+       it != ranks_.end() && it->first.instance == instance;) {
     it = ranks_.erase(it);
   }
 }
@@ -59,9 +60,11 @@ std::optional<RankName> RankTable::choose_prefill(const std::string& model, cons
   std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   for (const auto& [name, info] : ranks_) {
     if (info.decode || info.model != model || info.credit.draining) continue;
-    if (info.sent_requests >= info.credit.granted_requests || info.sent_us >= info.credit.granted_us) continue;
+    if (info.sent_requests >= info.credit.granted_requests || info.sent_us >= info.credit.granted_us)
+      continue;
     const bool far = !wish.near_host.empty() && info.place.host != wish.near_host;
-    const std::tuple cost{far, info.outstanding_us, info.outstanding, lack(held_by(wish, info)), info.credit.queue_us};
+    const std::tuple cost{far, info.outstanding_us, info.outstanding, lack(held_by(wish, info)),
+                          info.credit.queue_us};
     if (!best.has_value() || cost < best_cost) {
       best = name;
       best_cost = cost;
@@ -70,8 +73,9 @@ std::optional<RankName> RankTable::choose_prefill(const std::string& model, cons
   return best;
 }
 
-std::optional<RankName> RankTable::choose_decode(const std::string& model, std::uint64_t tokens, const Place& from,
-                                                 const Wish& wish, const std::optional<RankName>& avoid) const {
+std::optional<RankName> RankTable::choose_decode(const std::string& model, std::uint64_t tokens,
+                                                 const Place& from, const Wish& wish,
+                                                 const std::optional<RankName>& avoid) const {
   std::optional<RankName> best;
   std::tuple<bool, bool, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   std::uint64_t largest = 0;
@@ -85,7 +89,8 @@ std::optional<RankName> RankTable::choose_decode(const std::string& model, std::
     const std::uint32_t away = distance(from, info.place);
     // A link was too slow for this request: no other one is tried while there is a seat without a link.
     const bool far = !wish.near_host.empty() && away > 0;
-    const std::tuple cost{far, avoid.has_value() && *avoid == name, info.outstanding, away, info.outstanding_tokens};
+    const std::tuple cost{far, avoid.has_value() && *avoid == name, info.outstanding, away,
+                          info.outstanding_tokens};
     if (!best.has_value() || cost < best_cost) {
       best = name;
       best_cost = cost;
@@ -118,7 +123,8 @@ std::uint64_t RankTable::sent(const RankName& name, std::uint64_t cost_us, std::
   return ++info.sent_requests;
 }
 
-void RankTable::returned(const RankName& name, std::uint32_t generation, std::uint64_t cost_us, std::uint64_t tokens) {
+void RankTable::returned(const RankName& name, std::uint32_t generation, std::uint64_t cost_us,
+                         std::uint64_t tokens) {
   const auto found = ranks_.find(name);
   if (found == ranks_.end() || found->second.generation != generation) return;
   RankInfo& info = found->second;

@@ -51,7 +51,7 @@ struct RankInfo {
   std::string model;
   Place place;
   wire::rank_credit credit;
-  std::uint64_t sent_requests = 0;   // binds or seat requests since both generations began
+  std::uint64_t sent_requests = 0;  // binds or seat requests since both generations began
   std::uint64_t sent_us = 0;
   std::uint64_t outstanding_us = 0;  // predicted work of this router's requests that are there now
   std::uint32_t outstanding = 0;     // and their number

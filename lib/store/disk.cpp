@@ -25,7 +25,8 @@ namespace {
 Result<std::uint64_t> length_of(int fd, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return errno_error("stat " + path);
-  if (S_ISREG(status.st_mode) && status.st_nlink == 0) return Error{Code::not_found, ENOENT, path + " was removed"};
+  if (S_ISREG(status.st_mode) && status.st_nlink == 0)
+    return Error{Code::not_found, ENOENT, path + " was removed"};
   if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
   if (!S_ISBLK(status.st_mode)) {
     return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
@@ -121,7 +122,8 @@ Result<Fd> open_direct(const std::string& path, int flags, bool& direct) {
     fd = Fd(::open(path.c_str(), (flags & ~O_EXCL) | O_CLOEXEC, 0640));
   }
   if (!fd.valid()) {
-    if (errno == EBUSY) return Error{Code::busy, EBUSY, path + ": the device is mounted, or in use otherwise"};
+    if (errno == EBUSY)
+      return Error{Code::busy, EBUSY, path + ": the device is mounted, or in use otherwise"};
     Error error = errno_error("open " + path);
     if (error.os_errno == EEXIST) error.code = Code::exists;
     return error;

@@ -81,35 +81,38 @@ class FolderDisk final : public Disk {
   [[nodiscard]] std::string_view path() const override { return path_; }
 
   Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
-    return each_part(offset, to, [](Part& part, std::uint64_t at, std::span<const MutableByteView> there) -> Status {
-      for (DiskVector left(there); left.count() > 0;) {
-        const ssize_t got = ::preadv(part.fd.get(), left.data(), left.count(), static_cast<off_t>(at));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return folder_error("read " + part.path);
-        if (got == 0) return Error{Code::io, 0, "read " + part.path + ": the file is shorter than it was"};
-        left.advance(static_cast<std::size_t>(got));
-        at += static_cast<std::uint64_t>(got);
-      }
-      return {};
-    });
+    return each_part(
+        offset, to, [](Part& part, std::uint64_t at, std::span<const MutableByteView> there) -> Status {
+          for (DiskVector left(there); left.count() > 0;) {
+            const ssize_t got = ::preadv(part.fd.get(), left.data(), left.count(), static_cast<off_t>(at));
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0) return folder_error("read " + part.path);
+            if (got == 0)
+              return Error{Code::io, 0, "read " + part.path + ": the file is shorter than it was"};
+            left.advance(static_cast<std::size_t>(got));
+            at += static_cast<std::uint64_t>(got);
+          }
+          return {};
+        });
   }
 
   Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
-    return each_part(offset, from, [](Part& part, std::uint64_t at, std::span<const ByteView> there) -> Status {
-      // Before: a flush that runs meanwhile may miss the write, and must not be the last one.
-      part.written.store(true);
-      for (DiskVector left(there); left.count() > 0;) {
-        const ssize_t put = ::pwritev(part.fd.get(), left.data(), left.count(), static_cast<off_t>(at));
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return folder_error("write " + part.path);
-        if (put == 0) return Error{Code::io, 0, "write " + part.path + ": a write was cut short"};
-        left.advance(static_cast<std::size_t>(put));
-        at += static_cast<std::uint64_t>(put);
-      }
-      // A flush may have begun and ended since, in the middle of it.
-      part.written.store(true);
-      return {};
-    });
+    return each_part(
+        offset, from, [](Part& part, std::uint64_t at, std::span<const ByteView> there) -> Status {
+          // Before: a flush that runs meanwhile may miss the write, and must not be the last one.
+          part.written.store(true);
+          for (DiskVector left(there); left.count() > 0;) {
+            const ssize_t put = ::pwritev(part.fd.get(), left.data(), left.count(), static_cast<off_t>(at));
+            if (put < 0 && errno == EINTR) continue;
+            if (put < 0) return folder_error("write " + part.path);
+            if (put == 0) return Error{Code::io, 0, "write " + part.path + ": a write was cut short"};
+            left.advance(static_cast<std::size_t>(put));
+            at += static_cast<std::uint64_t>(put);
+          }
+          // A flush may have begun and ended since, in the middle of it.
+          part.written.store(true);
+          return {};
+        });
   }
 
   // Errors of writes that were cached come here.
@@ -139,7 +142,8 @@ class FolderDisk final : public Disk {
       Part& part = *parts_[offset / part_bytes_];
       offset += room;
       while (room > 0) {
-        const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(room, pieces[piece].size() - used));
+        const auto bytes =
+            static_cast<std::size_t>(std::min<std::uint64_t>(room, pieces[piece].size() - used));
         if (bytes > 0) there[count++] = pieces[piece].subspan(used, bytes);
         room -= bytes;
         used += bytes;
@@ -239,14 +243,16 @@ Result<DiskFile> folder_open(const std::string& folder) {
 }
 
 Result<DiskFile> folder_create(const std::string& folder, std::uint64_t bytes, bool prewrite,
-                               const std::function<void(std::uint64_t)>& progress, std::uint64_t part_bytes_max) {
+                               const std::function<void(std::uint64_t)>& progress,
+                               std::uint64_t part_bytes_max) {
   DI_ASSERT(bytes > 0 && disk_aligned(bytes) && part_bytes_max > 0 && disk_aligned(part_bytes_max));
   if (::mkdir(folder.c_str(), 0750) != 0) return folder_error("make " + folder);
   const auto make = [&]() -> Result<DiskFile> {
     Result<Fd> lock = folder_lock(folder);
     if (!lock) return lock.error();
     const std::uint64_t part_bytes =
-        std::max(std::min(bytes, part_bytes_max), align_up((bytes + folder_parts_max - 1) / folder_parts_max, disk_align_bytes));
+        std::max(std::min(bytes, part_bytes_max),
+                 align_up((bytes + folder_parts_max - 1) / folder_parts_max, disk_align_bytes));
     std::vector<std::unique_ptr<Part>> parts;
     for (std::uint64_t at = 0; at < bytes; at += part_bytes) {
       auto part = std::make_unique<Part>();

@@ -48,7 +48,8 @@ class UringQueue final : public DiskQueue {
     // Not everywhere, and nothing depends on these.
     io_uring_register_ring_fd(&ring_);
     ranges_.resize(memory_ranges_max);
-    if (io_uring_register_buffers_sparse(&ring_, static_cast<unsigned>(memory_ranges_max)) < 0) ranges_.clear();
+    if (io_uring_register_buffers_sparse(&ring_, static_cast<unsigned>(memory_ranges_max)) < 0)
+      ranges_.clear();
     arm_wake();
     return {};
   }
@@ -207,7 +208,9 @@ class UringQueue final : public DiskQueue {
     const DiskOp& op = flight.op;
     const bool again = flight.failed == -EAGAIN || flight.failed == -EINTR;
     if (flight.failed < 0 && !again) {
-      std::string what = op.kind == DiskOp::Kind::read ? "read " : op.kind == DiskOp::Kind::write ? "write " : "fdatasync ";
+      std::string what = op.kind == DiskOp::Kind::read    ? "read "
+                         : op.kind == DiskOp::Kind::write ? "write "
+                                                          : "fdatasync ";
       return errno_error(what.append(disk_.path()), -flight.failed);
     }
     if (!again && flight.moved == flight.bytes) return {};

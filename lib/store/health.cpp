@@ -78,7 +78,11 @@ DiskState DiskHealth::step(const Sample& sample, Instant now) {
   const bool given_up = avoid_since_ != instant_never && now - avoid_since_ >= failed_after;
   if (sample.cut_short || sample.removed || errors || corrupt || given_up) {
     state_ = DiskState::failed;
-    reason_ = sample.cut_short ? "short" : sample.removed ? "removed" : errors ? "errors" : corrupt ? "corrupt" : "slow";
+    reason_ = sample.cut_short ? "short"
+              : sample.removed ? "removed"
+              : errors         ? "errors"
+              : corrupt        ? "corrupt"
+                               : "slow";
   } else if (avoid_since_ != instant_never) {
     state_ = DiskState::avoid;
     reason_ = "slow";

@@ -20,8 +20,7 @@ class IoPool::Engine {
     for (MemoryChange& change : inbox.memory) take(std::move(change));
     for (ColumnRead& read : inbox.reads) columns_.take(std::move(read));
     for (HeadersRead& read : inbox.headers) headers_.take(std::move(read));
-    for (auto& write : inbox.writes)
-      std::visit([this](auto& job) { writes_.take(std::move(job)); }, write);
+    for (auto& write : inbox.writes) std::visit([this](auto& job) { writes_.take(std::move(job)); }, write);
   }
   void begin() {
     writes_.begin();
@@ -146,17 +145,22 @@ Status IoPool::put(ColumnPut put) {
 }
 
 Status IoPool::sync(Sync sync, std::function<void(const Status&)> done) {
-  return push(JobEnds::Kind::other, [&](Inbox& inbox) { inbox.writes.emplace_back(SyncJob{std::move(sync), std::move(done)}); });
+  return push(JobEnds::Kind::other, [&](Inbox& inbox) {
+    inbox.writes.emplace_back(SyncJob{std::move(sync), std::move(done)});
+  });
 }
 
 void IoPool::memory_add(MutableByteView memory) {
-  const Status added = push(JobEnds::Kind::other, [&](Inbox& inbox) { inbox.memory.push_back({memory, true, {}}); });
+  const Status added = push(JobEnds::Kind::other, [&](Inbox& inbox) {
+    inbox.memory.push_back({memory, true, {}});
+  });
   DI_ASSERT(added.ok());
 }
 
 void IoPool::memory_remove(MutableByteView memory, std::function<void()> removed) {
-  const Status added =
-      push(JobEnds::Kind::other, [&](Inbox& inbox) { inbox.memory.push_back({memory, false, std::move(removed)}); });
+  const Status added = push(JobEnds::Kind::other, [&](Inbox& inbox) {
+    inbox.memory.push_back({memory, false, std::move(removed)});
+  });
   DI_ASSERT(added.ok());
 }
 

@@ -95,9 +95,9 @@ class IoPool {
   Disk& disk_;
   const Options options_;
   std::mutex mutex_;
-  Inbox inbox_;             // under mutex_
-  bool closed_ = false;     // under mutex_
-  bool sleeping_ = false;   // under mutex_: the thread waits, or is about to
+  Inbox inbox_;                       // under mutex_
+  bool closed_ = false;               // under mutex_
+  bool sleeping_ = false;             // under mutex_: the thread waits, or is about to
   std::unique_ptr<DiskQueue> queue_;  // made and ended by the thread
   std::string mode_;
   std::optional<Error> refused_;

@@ -53,9 +53,9 @@ class AccessOwner {
 
 struct Access {
   AccessOwner* owner = nullptr;
-  std::size_t index = 0;  // the owner's: which part of its work
-  bool head = false;      // the owner's: a header, perhaps with what follows it
-  bool again = false;     // an error of it is in the figures already
+  std::size_t index = 0;              // the owner's: which part of its work
+  bool head = false;                  // the owner's: a header, perhaps with what follows it
+  bool again = false;                 // an error of it is in the figures already
   AccessBuffers::Buffer buffer = {};  // given back when it is over
   // Set when it is submitted.
   DiskOp::Kind kind = DiskOp::Kind::read;

@@ -308,8 +308,9 @@ void HeaderReads::begin() {
 }
 
 void HeaderReads::accessed(Headers& headers, Access& access, const Status& status) {
-  Result<SlotHeader> header = status.ok() ? header_check(headers.job->reads[access.index], access.buffer.bytes)
-                                          : Result<SlotHeader>(status.error());
+  Result<SlotHeader> header = status.ok()
+                                  ? header_check(headers.job->reads[access.index], access.buffer.bytes)
+                                  : Result<SlotHeader>(status.error());
   if (!header && header.error().code == Code::corrupt) accesses_.count_corrupt();
   headers.found[access.index] = std::move(header);
   --headers.outstanding;

@@ -63,7 +63,7 @@ class ColumnReads {
     std::shared_ptr<ColumnRead> job;
     std::list<Column>::iterator self;
     std::optional<SlotHeader> header;
-    const std::vector<std::uint32_t>* segments = nullptr;  // once known: the header's, or the job's
+    const std::vector<std::uint32_t>* segments = nullptr;        // once known: the header's, or the job's
     std::array<std::uint64_t, kv::groups_max + 1> segment_at{};  // in the payload
     MutableByteView whole;  // given: what is read before the header is known goes there
     std::vector<Part> parts;

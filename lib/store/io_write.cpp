@@ -36,8 +36,7 @@ void Writes::take(SyncJob&& job) {
   stages_of(metadata.sync->sync.superblock, false, metadata.stages);
 }
 
-void Writes::stages_of(const std::vector<MetaWrite>& writes, bool together,
-                               std::vector<Stage>& stages) {
+void Writes::stages_of(const std::vector<MetaWrite>& writes, bool together, std::vector<Stage>& stages) {
   if (writes.empty()) return;
   if (together) stages.push_back({});
   for (const MetaWrite& write : writes) {

@@ -186,7 +186,9 @@ void Mount::budget_look() {
   const std::uint64_t per_day = budget_.budget_bytes_per_day();
   if (per_day == 0) return;
   const std::uint64_t left = budget_.left_today_bytes(loop_.monotonic_now());
-  const bool spent = left < std::max(per_day / (spent_ ? options_.budget.unspent_part : options_.budget.spent_part), vetoed_bytes_);
+  const bool spent =
+      left <
+      std::max(per_day / (spent_ ? options_.budget.unspent_part : options_.budget.spent_part), vetoed_bytes_);
   if (!spent) vetoed_bytes_ = 0;
   if (spent == spent_) return;
   spent_ = spent;
@@ -215,7 +217,9 @@ DiskState Mount::state_told() const {
   return volume_->broken() ? std::max(health_.state(), DiskState::avoid) : health_.state();
 }
 
-Volume::Stats Mount::stats() const { return is_open() ? volume_->stats() : Volume::Stats{}; }
+Volume::Stats Mount::stats() const {
+  return is_open() ? volume_->stats() : Volume::Stats{};
+}
 
 Code Mount::put_refusal() const {
   switch (state()) {

@@ -113,7 +113,9 @@ class Mount {
   // What the tables say; nothing but zeros when it is not open.
   [[nodiscard]] Volume::Stats stats() const;
   [[nodiscard]] const kv::WriteBudget& budget() const { return budget_; }
-  [[nodiscard]] std::uint64_t budget_left_bytes() const { return budget_.left_today_bytes(loop_.monotonic_now()); }
+  [[nodiscard]] std::uint64_t budget_left_bytes() const {
+    return budget_.left_today_bytes(loop_.monotonic_now());
+  }
   [[nodiscard]] double days_of_life() const { return budget_.days_of_life(loop_.monotonic_now()); }
   // New columns should go elsewhere.
   [[nodiscard]] bool spent() const { return spent_; }

@@ -46,7 +46,8 @@ Server::Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::
     };
     of_mount.ended = [this] { stop_when_idle(); };
     mounts_.push_back(std::make_unique<Mount>(
-        loop, number, std::move(backing), Mount::Options{options_.flush_every, options_.scrub, options_.budget}, of_mount));
+        loop, number, std::move(backing),
+        Mount::Options{options_.flush_every, options_.scrub, options_.budget}, of_mount));
   }
 }
 
@@ -349,7 +350,8 @@ ColumnRead Server::job_of(const wire::kv_read& want, const Read& read, const Tra
   return job;
 }
 
-void Server::read_ended(const TransferId& id, Mount& mount, const Read& read, const ColumnEnd& end, bool by_disk) {
+void Server::read_ended(const TransferId& id, Mount& mount, const Read& read, const ColumnEnd& end,
+                        bool by_disk) {
   const Code code = end.status.ok() ? Code::ok : end.status.error().code;
   mount.read_end(read, end.verified);
   counters_.read_bytes += end.bytes;

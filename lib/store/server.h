@@ -85,7 +85,7 @@ class Server {
   // A part that is not acknowledged in this time: the inventory starts over.
   static constexpr Duration inventory_wait = seconds(10);
   static constexpr std::size_t volumes_max = 256;  // as many as di-meta takes from one node
-  static constexpr std::size_t checks_max = 8;  // that wait
+  static constexpr std::size_t checks_max = 8;     // that wait
   // Puts during one inventory; it starts over with more.
   static constexpr std::size_t inventory_fresh_max = 65536;
 
@@ -274,8 +274,8 @@ class Server {
   Options options_;
   Hooks hooks_;
   transfer::Fabric* fabric_;
-  std::map<transfer::OpId, std::function<void(Code)>> moving_;                  // bounded with remote_
-  std::size_t remote_ = 0;                                                      // buffers in use
+  std::map<transfer::OpId, std::function<void(Code)>> moving_;  // bounded with remote_
+  std::size_t remote_ = 0;                                      // buffers in use
   std::shared_ptr<BufferPool> buffers_;
   std::shared_ptr<const Layouts> layouts_ = std::make_shared<const Layouts>();  // the disk's thread reads it
   std::optional<Peer> meta_;

@@ -56,9 +56,8 @@ void Server::inventory_next() {
   inventory_timer_.start_after(inventory_wait);
   if (!mounts_[volume]->serves()) {
     // Nothing is left, and the last volume has no thread that could be asked for nothing.
-    return loop_.post("store-inventory", [this, number = now.number, volume] {
-      inventory_read(number, volume, 0, {}, {});
-    });
+    return loop_.post("store-inventory",
+                      [this, number = now.number, volume] { inventory_read(number, volume, 0, {}, {}); });
   }
   const Status queued = mounts_[volume]->pool().headers(
       {reads, [this, number = now.number, volume, listed, reads](std::vector<Result<SlotHeader>> headers) {

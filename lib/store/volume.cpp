@@ -12,7 +12,6 @@ constexpr std::size_t meta_page_bytes = 4096;
 // Tables are read in parts of this length.
 constexpr std::size_t table_part_bytes = std::size_t{1} << 20;
 
-
 // The index has 32 bits for a slot: 64 TiB of the smallest.
 Status check_slots(const Geometry& geometry) {
   if (std::uint64_t{geometry.segments} * geometry.records_per_segment < SlotIndex::none) return {};
@@ -384,7 +383,7 @@ Result<Read> Volume::read_begin(std::uint64_t stripe, std::uint16_t column) {
   ++slot.readers;
   ++stats_.reading;
   const SegmentRecord& record = segments_[at.segment].record;
-  return Read{at,     slot_offset(at), record.slot_class, superblock_.uuid,  stripe,
+  return Read{at,     slot_offset(at), record.slot_class, superblock_.uuid,   stripe,
               column, slot.sequence,   record.generation, slot.payload_bytes, !slot.verified};
 }
 

@@ -71,8 +71,9 @@ struct Put {
 // How a put ended.
 struct PutOutcome {
   Status status;
-  bool slot_touched = false;     // the slot's bytes may have changed
-  bool slot_sound = false;       // the slot can be written again: the source failed too late, or there was no room
+  bool slot_touched = false;  // the slot's bytes may have changed
+  // the slot can be written again: the source failed too late, or there was no room
+  bool slot_sound = false;
   bool metadata_failed = false;  // one of `before` could not be written
 };
 
@@ -222,7 +223,7 @@ class Volume {
 
   Superblock superblock_;
   std::vector<Segment> segments_;
-  SlotIndex index_;  // the live slots
+  SlotIndex index_;                                         // the live slots
   std::map<SlotClass, std::set<std::uint32_t>> with_room_;  // bound segments that have a free slot
   std::map<SlotClass, std::uint32_t> current_;              // segment that the class writes into
   std::set<std::uint32_t> unbound_;

@@ -577,7 +577,8 @@ class LoopbackFabric final : public Fabric {
       return;
     }
     Admission admission{Refusal{Refused::transfer, Code::not_found}, {}};
-    if (region_ != nullptr) admission = exposures_.check(frame.from, transfer, access, place, *region_, net_.now);
+    if (region_ != nullptr)
+      admission = exposures_.check(frame.from, transfer, access, place, *region_, net_.now);
     Code code = Code::ok;
     Bytes payload;
     if (admission.refusal) {

@@ -36,22 +36,14 @@ constexpr std::size_t rate_events_max = 1024;
 constexpr std::size_t commands_max = 1 << 22;
 
 constexpr std::array counter_fields = {
-    &FabricCounters::written_bytes,
-    &FabricCounters::read_bytes,
-    &FabricCounters::received_bytes,
-    &FabricCounters::served_bytes,
-    &FabricCounters::ops_failed,
-    &FabricCounters::ops_cancelled,
-    &FabricCounters::dials,
-    &FabricCounters::dials_failed,
-    &FabricCounters::refused_ticket,
-    &FabricCounters::refused_transfer,
-    &FabricCounters::refused_late,
-    &FabricCounters::refused_stale,
-    &FabricCounters::refused_bounds,
-    &FabricCounters::refused_seal,
-    &FabricCounters::malformed,
-    &FabricCounters::refused_connections,
+    &FabricCounters::written_bytes,  &FabricCounters::read_bytes,
+    &FabricCounters::received_bytes, &FabricCounters::served_bytes,
+    &FabricCounters::ops_failed,     &FabricCounters::ops_cancelled,
+    &FabricCounters::dials,          &FabricCounters::dials_failed,
+    &FabricCounters::refused_ticket, &FabricCounters::refused_transfer,
+    &FabricCounters::refused_late,   &FabricCounters::refused_stale,
+    &FabricCounters::refused_bounds, &FabricCounters::refused_seal,
+    &FabricCounters::malformed,      &FabricCounters::refused_connections,
 };
 static_assert(counter_fields.size() * sizeof(std::uint64_t) == sizeof(FabricCounters));
 
@@ -209,7 +201,8 @@ void Mover::carry_out(Dial& dial) {
   count(&FabricCounters::dials);
   Result<Fd> fd = data_connect(dial.endpoint);
   if (!fd) {
-    log_write(LogLevel::debug, "fabric", "dial failed", {{"peer", dial.peer.instance}, {"error", fd.error()}});
+    log_write(LogLevel::debug, "fabric", "dial failed",
+              {{"peer", dial.peer.instance}, {"error", fd.error()}});
     dial_failed(*link);
     return;
   }

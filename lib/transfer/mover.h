@@ -265,7 +265,7 @@ class Mover {
   std::uint64_t next_connection_ = 2;
   Instant swept_at_;
 
-  mutable FabricCounters counters_;  // through atomic_ref only
+  mutable FabricCounters counters_;         // through atomic_ref only
   std::atomic<std::uint64_t> arrivals_{0};  // writes of peers that are complete here
   std::atomic<std::size_t> connections_{0};
   std::atomic<std::size_t> ticket_count_{0};

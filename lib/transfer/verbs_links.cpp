@@ -124,7 +124,8 @@ void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& 
   Link* link = find_link(peer);
   if (link == nullptr || link->state != State::asked) return;  // the answer comes too late
   ++counters_.dials;
-  Result<Fd> fd = ticket.seal ? Result<Fd>(Error{Code::unsupported, 0, "verbs cannot seal"}) : data_connect(endpoint);
+  Result<Fd> fd =
+      ticket.seal ? Result<Fd>(Error{Code::unsupported, 0, "verbs cannot seal"}) : data_connect(endpoint);
   if (!fd) {
     log_write(LogLevel::debug, "fabric", "dial failed", {{"peer", peer.instance}, {"error", fd.error()}});
     dial_failed(*link);

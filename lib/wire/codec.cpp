@@ -12,17 +12,28 @@ constexpr U32 magic = 0x30574944;  // "DIW0"
 
 std::string_view fault_name(Fault fault) {
   switch (fault) {
-    case Fault::header_short: return "header_short";
-    case Fault::magic: return "magic";
-    case Fault::header_checksum: return "header_checksum";
-    case Fault::body_length: return "body_length";
-    case Fault::body_checksum: return "body_checksum";
-    case Fault::cluster: return "cluster";
-    case Fault::version: return "version";
-    case Fault::number: return "number";
-    case Fault::reserved: return "reserved";
-    case Fault::field_range: return "field_range";
-    case Fault::trailing_bytes: return "trailing_bytes";
+    case Fault::header_short:
+      return "header_short";
+    case Fault::magic:
+      return "magic";
+    case Fault::header_checksum:
+      return "header_checksum";
+    case Fault::body_length:
+      return "body_length";
+    case Fault::body_checksum:
+      return "body_checksum";
+    case Fault::cluster:
+      return "cluster";
+    case Fault::version:
+      return "version";
+    case Fault::number:
+      return "number";
+    case Fault::reserved:
+      return "reserved";
+    case Fault::field_range:
+      return "field_range";
+    case Fault::trailing_bytes:
+      return "trailing_bytes";
   }
   return "unknown";
 }
@@ -90,11 +101,13 @@ Decoded<Bytes> reencode(U16 number, ByteView body) {
   switch (number) {
 #define DI_RECORD(name, sentence)
 #define DI_MESSAGE(name, number_, since_, route, sentence) \
-  case number_: return reencode_as<name>(body);
+  case number_:                                            \
+    return reencode_as<name>(body);
 #define DI_FIELD(type, name, unit, sentence)
 #define DI_END(name)
 #include "wire/messages.def"
-    default: return Fault::number;
+    default:
+      return Fault::number;
   }
 }
 

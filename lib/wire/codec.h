@@ -21,9 +21,9 @@ namespace di::wire {
 
 // Its bytes in memory are those on the wire: lists of it are copied whole.
 template <class T>
-inline constexpr bool same_in_memory =
-    std::same_as<T, Key> || std::same_as<T, RequestId> ||
-    (std::unsigned_integral<T> && !std::same_as<T, Flag> && std::endian::native == std::endian::little);
+inline constexpr bool same_in_memory = std::same_as<T, Key> || std::same_as<T, RequestId> ||
+                                       (std::unsigned_integral<T> && !std::same_as<T, Flag> &&
+                                        std::endian::native == std::endian::little);
 static_assert(std::is_trivially_copyable_v<Key> && sizeof(Key) == sizeof(Key::raw));
 static_assert(std::is_trivially_copyable_v<RequestId> && sizeof(RequestId) == sizeof(RequestId::raw));
 
@@ -43,8 +43,7 @@ class Encoder {
   void field(std::string_view, const Key& v) { raw(v.raw); }
   void field(std::string_view, const RequestId& v) { raw(v.raw); }
   template <class T>
-    requires(!std::same_as<T, std::byte>)
-  void field(std::string_view name, const List<T>& v) {
+  requires(!std::same_as<T, std::byte>) void field(std::string_view name, const List<T>& v) {
     integer(static_cast<U32>(v.size()));
     if constexpr (same_in_memory<T>) {
       raw(std::as_bytes(std::span(v)));
@@ -53,10 +52,8 @@ class Encoder {
     }
   }
   template <class R>
-    requires std::is_class_v<R>
-  void field(std::string_view, const R& record) {
-    visit_fields(*this, record);
-  }
+  requires std::is_class_v<R>
+  void field(std::string_view, const R& record) { visit_fields(*this, record); }
 
  private:
   template <std::unsigned_integral T>
@@ -113,8 +110,7 @@ class Decoder {
   void field(std::string_view, Key& v) { raw(v.raw); }
   void field(std::string_view, RequestId& v) { raw(v.raw); }
   template <class T>
-    requires(!std::same_as<T, std::byte>)
-  void field(std::string_view name, List<T>& v) {
+  requires(!std::same_as<T, std::byte>) void field(std::string_view name, List<T>& v) {
     U32 count = 0;
     integer(count);
     // Every item takes at least one byte, so a count above what is left is a lie.
@@ -140,10 +136,8 @@ class Decoder {
     }
   }
   template <class R>
-    requires std::is_class_v<R>
-  void field(std::string_view, R& record) {
-    visit_fields(*this, record);
-  }
+  requires std::is_class_v<R>
+  void field(std::string_view, R& record) { visit_fields(*this, record); }
 
  private:
   ByteView take(std::size_t count) {

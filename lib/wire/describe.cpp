@@ -12,17 +12,15 @@ class Dump {
   void field(std::string_view name, const RequestId& v) { put(name, v.text()); }
   void field(std::string_view name, Flag v) { put(name, v ? "true" : "false"); }
   template <class T>
-    requires(std::is_arithmetic_v<T> && !std::same_as<T, bool>)
-  void field(std::string_view name, T v) {
+  requires(std::is_arithmetic_v<T> && !std::same_as<T, bool>) void field(std::string_view name, T v) {
     put(name, std::to_string(v));
   }
   template <class T>
-    requires(!std::same_as<T, std::byte>)
-  void field(std::string_view name, const List<T>& v) {
+  requires(!std::same_as<T, std::byte>) void field(std::string_view name, const List<T>& v) {
     put(name, "[" + std::to_string(v.size()) + "]");
   }
   template <class R>
-    requires std::is_class_v<R>
+  requires std::is_class_v<R>
   void field(std::string_view name, const R& record) {
     put(name, "{");
     visit_fields(*this, record);
@@ -54,20 +52,27 @@ std::string describe(U16 number, ByteView body) {
   switch (number) {
 #define DI_RECORD(name, sentence)
 #define DI_MESSAGE(name, number_, since_, route, sentence) \
-  case number_: return describe_as<name>(body);
+  case number_:                                            \
+    return describe_as<name>(body);
 #define DI_FIELD(type, name, unit, sentence)
 #define DI_END(name)
 #include "wire/messages.def"
-    default: return "unknown message " + std::to_string(number);
+    default:
+      return "unknown message " + std::to_string(number);
   }
 }
 
 const std::vector<MessageInfo>& message_table() {
   static const std::vector<MessageInfo> table = {
-#define DI_RECORD(name, sentence) {true, 0, 0, #name, "", sentence, {
+#define DI_RECORD(name, sentence) \
+  {                               \
+    true, 0, 0, #name, "", sentence, {
 #define DI_MESSAGE(name, number_, since_, route, sentence) {false, number_, since_, #name, route, sentence, {
 #define DI_FIELD(type, name, unit, sentence) {#type, #name, unit, sentence},
-#define DI_END(name) }},
+#define DI_END(name) \
+  }                  \
+  }                  \
+  ,
 #include "wire/messages.def"
   };
   return table;

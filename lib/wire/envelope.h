@@ -28,8 +28,8 @@ struct Peer {
 };
 
 struct Envelope {
-  std::string peer;          // the other side's instance: sender of an incoming, receiver of an outgoing one
-  U32 peer_generation = 0;   // its generation; 0 on an outgoing message = whichever is up
+  std::string peer;         // the other side's instance: sender of an incoming, receiver of an outgoing one
+  U32 peer_generation = 0;  // its generation; 0 on an outgoing message = whichever is up
   Scope scope;
   U16 number = 0;
   Bytes body;

@@ -69,7 +69,7 @@ template <class T>
 class [[nodiscard]] Decoded {
  public:
   Decoded(T value) : value_(std::move(value)), good_(true) {}  // NOLINT: implicit on purpose
-  Decoded(Fault fault) : fault_(fault) {}                       // NOLINT: implicit on purpose
+  Decoded(Fault fault) : fault_(fault) {}                      // NOLINT: implicit on purpose
   explicit operator bool() const { return good_; }
   T& operator*() {
     DI_ASSERT(good_);

@@ -29,7 +29,9 @@ struct Key {
 
   friend auto operator<=>(const Key&, const Key&) = default;
   // The comparison that the compiler would make goes byte by byte.
-  friend bool operator==(const Key& a, const Key& b) { return std::memcmp(&a.raw, &b.raw, sizeof a.raw) == 0; }
+  friend bool operator==(const Key& a, const Key& b) {
+    return std::memcmp(&a.raw, &b.raw, sizeof a.raw) == 0;
+  }
   [[nodiscard]] std::string text() const { return to_hex(raw); }
   [[nodiscard]] bool is_zero() const { return *this == Key{}; }
 };

@@ -17,16 +17,21 @@ constexpr std::uint32_t script_vocab = 1u << 20;
 
 void shared_params(config::Params& params, Config& config) {
   EngineConfig& engine = config.engine;
-  params.choice("engine.backend", engine.backend, {{Backend::cpu, "cpu"}, {Backend::script, "script"}},
-                {.def = Backend::cpu, .help = "what computes tokens: the built-in CPU engine, or a script for tests"});
-  params.string("engine.script", engine.script, {.path = true, .help = "file of the script engine, see di-script(5)"});
+  params.choice(
+      "engine.backend", engine.backend, {{Backend::cpu, "cpu"}, {Backend::script, "script"}},
+      {.def = Backend::cpu, .help = "what computes tokens: the built-in CPU engine, or a script for tests"});
+  params.string("engine.script", engine.script,
+                {.path = true, .help = "file of the script engine, see di-script(5)"});
   params.choice("engine.script_layout", engine.script_layout,
                 {{ScriptLayout::demo, "demo"}, {ScriptLayout::v3, "v3"}, {ScriptLayout::v41, "v41"}},
                 {.def = ScriptLayout::demo, .help = "KV layout that the script engine has"});
-  params.integer("engine.step_delay_ms", engine.step_delay_ms,
-                 {.def = 0, .max = 60000, .unit = "ms", .help = "makes every step so much longer, for tests"});
-  params.integer("engine.ranks", config.ranks, {.def = 1, .min = 1, .max = 64, .help = "ranks in this process"});
-  params.string("model.path", engine.model_path, {.def = "etc/model-demo", .path = true, .help = "Hugging Face folder of the model"});
+  params.integer(
+      "engine.step_delay_ms", engine.step_delay_ms,
+      {.def = 0, .max = 60000, .unit = "ms", .help = "makes every step so much longer, for tests"});
+  params.integer("engine.ranks", config.ranks,
+                 {.def = 1, .min = 1, .max = 64, .help = "ranks in this process"});
+  params.string("model.path", engine.model_path,
+                {.def = "etc/model-demo", .path = true, .help = "Hugging Face folder of the model"});
   params.string("model.name", engine.model_name, {.def = "demo", .help = "name that requests ask for"});
   params.string("model.revision", engine.model_revision,
                 {.check = [](const std::string& text) -> Status {
@@ -36,10 +41,13 @@ void shared_params(config::Params& params, Config& config) {
                  },
                  .help = "weight revision; empty: computed from the files"});
   params.integer("model.context_tokens_max", engine.context_tokens_max,
-                 {.def = 0, .max = 1 << 24, .unit = "tokens", .help = "longest prompt plus answer; 0: what the model allows"});
-  params.duration("kv.swap_wait", config.swap_wait,
-                  {.def = milliseconds(20), .max = seconds(10),
-                   .help = "longest wait of a step for a late layer group"});
+                 {.def = 0,
+                  .max = 1 << 24,
+                  .unit = "tokens",
+                  .help = "longest prompt plus answer; 0: what the model allows"});
+  params.duration(
+      "kv.swap_wait", config.swap_wait,
+      {.def = milliseconds(20), .max = seconds(10), .help = "longest wait of a step for a late layer group"});
 }
 
 }  // namespace
@@ -47,11 +55,14 @@ void shared_params(config::Params& params, Config& config) {
 void prefill_params(config::Params& params, Config& config) {
   daemon::common_params(params, config.common, "di-prefill");
   shared_params(params, config);
-  params.size("kv.pool", config.engine.pool_bytes, {.def = 256_MiB, .min = 1_MiB, .help = "KV pool of each rank"});
-  params.integer("prefill.requests_max", config.requests_max,
-                 {.def = 16, .min = 1, .max = 4096, .unit = "requests", .help = "requests bound to a rank at a time"});
-  params.integer("prefill.chunk_tokens", config.chunk_tokens,
-                 {.def = 512, .min = 1, .max = 65536, .unit = "tokens", .help = "tokens of one step over all requests"});
+  params.size("kv.pool", config.engine.pool_bytes,
+              {.def = 256_MiB, .min = 1_MiB, .help = "KV pool of each rank"});
+  params.integer(
+      "prefill.requests_max", config.requests_max,
+      {.def = 16, .min = 1, .max = 4096, .unit = "requests", .help = "requests bound to a rank at a time"});
+  params.integer(
+      "prefill.chunk_tokens", config.chunk_tokens,
+      {.def = 512, .min = 1, .max = 65536, .unit = "tokens", .help = "tokens of one step over all requests"});
   params.boolean("kv.overlap", config.overlap,
                  {.def = true, .help = "compute a layer group while the next one is still being fetched"});
   params.boolean("kv.arbiter", config.arbiter,
@@ -63,7 +74,8 @@ void prefill_params(config::Params& params, Config& config) {
 void decode_params(config::Params& params, Config& config) {
   daemon::common_params(params, config.common, "di-decode");
   shared_params(params, config);
-  params.size("kv.pool", config.engine.pool_bytes, {.def = 512_MiB, .min = 1_MiB, .help = "KV pool of each rank"});
+  params.size("kv.pool", config.engine.pool_bytes,
+              {.def = 512_MiB, .min = 1_MiB, .help = "KV pool of each rank"});
   params.integer("decode.requests_max", config.requests_max,
                  {.def = 128, .min = 1, .max = 4096, .unit = "requests", .help = "seats of a rank"});
   params.duration("decode.seat_ttl", config.seat_ttl,
@@ -99,7 +111,8 @@ Result<std::unique_ptr<engine::Engine>> make_engine(const EngineConfig& config, 
             .model = config.model_name,
             .layout = layout,
             .revision = revision.value_or(Key{}),
-            .context_tokens_max = config.context_tokens_max == 0 ? script_context_tokens : config.context_tokens_max,
+            .context_tokens_max =
+                config.context_tokens_max == 0 ? script_context_tokens : config.context_tokens_max,
             .vocab = script_vocab,
             .pool_blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, 1u << 30)),
             .sequences_max = sequences_max,

@@ -19,7 +19,7 @@ struct EngineConfig {
   Backend backend = Backend::cpu;
   std::string model_path;
   std::string model_name;
-  std::string model_revision;        // 64 hexadecimal digits; empty: computed from the files
+  std::string model_revision;  // 64 hexadecimal digits; empty: computed from the files
   std::string script;
   ScriptLayout script_layout = ScriptLayout::demo;
   std::uint64_t step_delay_ms = 0;
@@ -48,8 +48,10 @@ void decode_params(config::Params& params, Config& config);
 
 // Makes one rank's engine.  Blocks while weights are mapped and checked.  `sequences_max` is the rank's
 // requests_max; `clock` is product time and outlives the engine.
-[[nodiscard]] Result<std::unique_ptr<engine::Engine>> make_engine(const EngineConfig& config, const std::string& run_dir,
+[[nodiscard]] Result<std::unique_ptr<engine::Engine>> make_engine(const EngineConfig& config,
+                                                                  const std::string& run_dir,
                                                                   std::uint32_t sequences_max,
-                                                                  std::uint32_t chunk_tokens, const Clock& clock);
+                                                                  std::uint32_t chunk_tokens,
+                                                                  const Clock& clock);
 
 }  // namespace di::worker

@@ -17,7 +17,9 @@ class RankProgram final : public daemon::ProgramOf<Config> {
   using Count = std::function<void(daemon::Metrics&, const RankCore&, const daemon::Metrics::Labels&)>;
 
   RankProgram(const Config& config, Worker::MakeCore make_core, FaultPlaces faults, Count count)
-      : ranks_(config.ranks), count_(std::move(count)), worker_(config, std::move(make_core), std::move(faults)) {}
+      : ranks_(config.ranks),
+        count_(std::move(count)),
+        worker_(config, std::move(make_core), std::move(faults)) {}
 
   Status on_prepare(daemon::Daemon& daemon) override { return worker_.prepare(daemon); }
   Status on_start(daemon::Daemon& daemon) override {

@@ -52,12 +52,13 @@ Status Worker::start(daemon::Daemon& daemon) {
     for (Rank& rank : ranks_) rank.core->on_time(daemon_->loop().now());
     turn();
   });
-  attach_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena attach", [this] { attach(); });
+  attach_timer_ =
+      std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena attach", [this] { attach(); });
 
   net::Endpoint& endpoint = daemon.endpoint();
-  net::take_messages<wire::prefill_bind, wire::prefill_target, wire::decode_seat, wire::seat_release, wire::done_ack,
-                     wire::request_stop, wire::request_kill, wire::kv_fetching, wire::kv_ready, wire::kv_opened,
-                     wire::kv_handed, wire::kv_expected, wire::kv_seated>(
+  net::take_messages<wire::prefill_bind, wire::prefill_target, wire::decode_seat, wire::seat_release,
+                     wire::done_ack, wire::request_stop, wire::request_kill, wire::kv_fetching,
+                     wire::kv_ready, wire::kv_opened, wire::kv_handed, wire::kv_expected, wire::kv_seated>(
       endpoint, [this](const net::Incoming& in) { deliver(in); });
   endpoint.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint.on_peer_lost([this](net::PeerId id, std::uint32_t) { peer_lost(id); });
@@ -181,8 +182,11 @@ void Worker::attach() {
     arena_ = *std::move(arena);
     const bool kept = arena_->mapping() == mapping_;
     mapping_ = arena_->mapping();
-    log_info("arena", "attached", {{"host", kvd_.instance}, {"generation", kvd_.generation},
-                                   {"bytes", region.bytes}, {"mapping_kept", kept}});
+    log_info("arena", "attached",
+             {{"host", kvd_.instance},
+              {"generation", kvd_.generation},
+              {"bytes", region.bytes},
+              {"mapping_kept", kept}});
     for (Rank& rank : ranks_) rank.core->on_arena(kvd_.instance, kvd_.generation, daemon_->loop().now());
     daemon_->ready();
     turn();
@@ -190,8 +194,8 @@ void Worker::attach() {
   events.detached = [this, attachment](const Error& why) {
     if (attachment == attachment_) detach(why.message);
   };
-  auto client = transfer::ShmClient::connect(daemon_->loop(), config_.common.run_dir + "/" + kvd_.instance + ".arena",
-                                             hello, std::move(events));
+  auto client = transfer::ShmClient::connect(
+      daemon_->loop(), config_.common.run_dir + "/" + kvd_.instance + ".arena", hello, std::move(events));
   if (!client) {
     attach_timer_->start_after(attach_retry);
     return;

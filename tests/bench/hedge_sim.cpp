@@ -10,8 +10,8 @@ int main() {
   constexpr std::uint64_t seed = 4;
   std::printf("stripes of 10+2 on 12 nodes, unit: the median read of a column; seed=%llu\n",
               static_cast<unsigned long long>(seed));
-  std::printf("%-26s %-6s %7s %7s %7s %8s %7s %7s\n", "scenario", "rules", "p50", "p99", "p99.9", "extra", "skips",
-              "hedges");
+  std::printf("%-26s %-6s %7s %7s %7s %8s %7s %7s\n", "scenario", "rules", "p50", "p99", "p99.9", "extra",
+              "skips", "hedges");
   double healthy = 0;
   const std::pair<const char*, HedgeScenario> scenarios[] = {
       {"healthy", {}},

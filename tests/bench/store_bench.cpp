@@ -44,7 +44,7 @@ constexpr std::uint32_t depth = 16;
 constexpr std::uint64_t payload_bytes = 512 << 10;
 constexpr std::uint64_t segment_bytes = 32 * mib;
 constexpr std::uint64_t volume_bytes = 768 * mib;
-constexpr std::uint32_t columns = 1024;        // read in a round
+constexpr std::uint32_t columns = 1024;         // read in a round
 constexpr std::uint32_t columns_written = 384;  // written in a round, beside those that are read
 
 double seconds_of(std::chrono::steady_clock::time_point start) {
@@ -99,9 +99,11 @@ struct Raw {
         io_uring_sqe* sqe = io_uring_get_sqe(&ring);
         void* memory = buffers.first(depth * buffer_bytes).data() + buffer * buffer_bytes;
         if (write) {
-          io_uring_prep_write_fixed(sqe, 0, memory, static_cast<unsigned>(bytes), offsets[next], static_cast<int>(buffer));
+          io_uring_prep_write_fixed(sqe, 0, memory, static_cast<unsigned>(bytes), offsets[next],
+                                    static_cast<int>(buffer));
         } else {
-          io_uring_prep_read_fixed(sqe, 0, memory, static_cast<unsigned>(bytes), offsets[next], static_cast<int>(buffer));
+          io_uring_prep_read_fixed(sqe, 0, memory, static_cast<unsigned>(bytes), offsets[next],
+                                   static_cast<int>(buffer));
         }
         sqe->flags |= IOSQE_FIXED_FILE;
         io_uring_sqe_set_data64(sqe, buffer);
@@ -139,7 +141,8 @@ kv::Layout bench_layout() {
 
 class Daemon {
  public:
-  Daemon(const std::string& folder, const std::string& volume, bool strict) : layout_(bench_layout()), volume_path_(volume), strict_(strict) {
+  Daemon(const std::string& folder, const std::string& volume, bool strict)
+      : layout_(bench_layout()), volume_path_(volume), strict_(strict) {
     run_dir_ = folder + "/run";
     std::filesystem::create_directories(run_dir_);
     owner_ = *kv::ArenaOwner::create({.name = "bench",
@@ -148,8 +151,9 @@ class Daemon {
                                       .slots_max = depth,
                                       .entries_max = 8,
                                       .prefault = true});
-    socket_ = *transfer::ShmServer::listen(loop_, run_dir_ + "/" + host_.instance + ".arena",
-                                           {owner_->fd(), owner_->bytes(), host_.generation, host_.instance}, {});
+    socket_ =
+        *transfer::ShmServer::listen(loop_, run_dir_ + "/" + host_.instance + ".arena",
+                                     {owner_->fd(), owner_->bytes(), host_.generation, host_.instance}, {});
     for (std::uint32_t slot = 0; slot < depth; ++slot) assign(slot, kv::SlotState::filling);
     // One page for all: what is measured is how it moves.
     Bytes payload(payload_bytes);
@@ -162,7 +166,8 @@ class Daemon {
     page_.parent.raw[0] = std::byte{1};
     page_.keys.resize(1);
     for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
-      page_.crcs.push_back(crc32c(ByteView(payload).subspan(layout_.segment_offset(group, 1), layout_.segment_bytes(group, 1))));
+      page_.crcs.push_back(crc32c(
+          ByteView(payload).subspan(layout_.segment_offset(group, 1), layout_.segment_bytes(group, 1))));
     }
     page_.bytes = payload_bytes;
     open();
@@ -227,8 +232,9 @@ class Daemon {
     io_ = (*pool)->mode();
     std::vector<Mount::Backing> volumes;
     volumes.push_back({volume_path_, std::move(file->disk), *std::move(volume), *std::move(pool)});
-    server_ = std::make_unique<Server>(loop_, std::move(volumes), nullptr, options,
-                                       Server::Hooks{[this](const wire::Envelope& message) { answered(message); }, {}, {}});
+    server_ = std::make_unique<Server>(
+        loop_, std::move(volumes), nullptr, options,
+        Server::Hooks{[this](const wire::Envelope& message) { answered(message); }, {}, {}});
     server_->learn_layout(layout_);
     server_->host_up(host_, true);
     DI_ASSERT(loop_.run_until([this] { return server_->arenas() == 1; }, seconds(10)));
@@ -248,7 +254,8 @@ class Daemon {
   }
   [[nodiscard]] static wire::SlotRef ref(std::uint32_t slot) { return {slot, 1, 1, 0, 1}; }
 
-  void run(const std::vector<std::uint64_t>& stripes, std::function<void(std::uint64_t, std::uint32_t)> begin) {
+  void run(const std::vector<std::uint64_t>& stripes,
+           std::function<void(std::uint64_t, std::uint32_t)> begin) {
     begin_ = std::move(begin);
     stripes_ = &stripes;
     next_ = 0;
@@ -383,7 +390,8 @@ void columns_bench(const std::string& folder, int rounds, const std::string& onl
   if (only.empty() || only == "read") {
     std::vector<Case> cases{
         {"raw read", 0, [&] { raw.run(false, shuffled(places, rng), payload_bytes, 0); }, read_gb},
-        {"di-kvd read", 0, [&] { standard->read_all(shuffled(stripes, rng)); }, read_gb, [&] { standard->reopen(); }},
+        {"di-kvd read", 0, [&] { standard->read_all(shuffled(stripes, rng)); }, read_gb,
+         [&] { standard->reopen(); }},
         {"di-kvd first read (verified)", 0, [&] { standard->read_all(shuffled(stripes, rng)); }, read_gb},
     };
     // The order matters: a reopened volume is unverified, and the case after it verifies.
@@ -392,7 +400,8 @@ void columns_bench(const std::string& folder, int rounds, const std::string& onl
   if (only.empty() || only == "write") {
     std::vector<Case> cases{
         {"raw overwrite", 0, [&] { raw_write.run(true, write_places, payload_bytes + 4096, 0); }, write_gb},
-        {"di-kvd write", 0, [&] { standard->put_all(written); }, write_gb, [&] { standard->free_all(written); }},
+        {"di-kvd write", 0, [&] { standard->put_all(written); }, write_gb,
+         [&] { standard->free_all(written); }},
     };
     measure(cases, rounds);
   }
@@ -400,8 +409,10 @@ void columns_bench(const std::string& folder, int rounds, const std::string& onl
   if (!only.empty() && only != "strict") return;
   Daemon strict(folder, volume, true);
   std::vector<Case> cases{
-      {"raw overwrite + fdatasync", 0, [&] { raw_write.run(true, write_places, payload_bytes + 4096, depth); }, write_gb},
-      {"di-kvd strict write", 0, [&] { strict.put_all(written); }, write_gb, [&] { strict.free_all(written); }},
+      {"raw overwrite + fdatasync", 0,
+       [&] { raw_write.run(true, write_places, payload_bytes + 4096, depth); }, write_gb},
+      {"di-kvd strict write", 0, [&] { strict.put_all(written); }, write_gb,
+       [&] { strict.free_all(written); }},
   };
   measure(cases, rounds);
 }
@@ -438,7 +449,8 @@ void restart_bench(const std::string& folder, int rounds, double millions) {
     AlignedBuffer buffer(slots_per_segment * record_bytes);
     for (superblock.sequence = 1; superblock.sequence <= 2; ++superblock.sequence) {
       superblock_encode(superblock, buffer.first(superblock_bytes));
-      DI_ASSERT(file->disk->write(superblock.sequence % 2 * superblock_bytes, buffer.first(superblock_bytes)).ok());
+      DI_ASSERT(
+          file->disk->write(superblock.sequence % 2 * superblock_bytes, buffer.first(superblock_bytes)).ok());
     }
     const MutableByteView table = buffer.first(align_up(count * std::uint64_t{record_bytes}, 4096));
     std::memset(table.data(), 0, table.size());

@@ -22,8 +22,9 @@ constexpr double slowest_loss_s = 6;
 
 // A hand-over and its seat, whose messages are said again every 2 s until they are answered.
 constexpr std::uint16_t repeated[] = {
-    wire::decode_seat::number, wire::seat_granted::number,    wire::kv_expect::number,    wire::kv_expected::number,
-    wire::kv_handover::number, wire::handover_sealed::number, wire::handover_ack::number, wire::kv_handed::number,
+    wire::decode_seat::number,  wire::seat_granted::number, wire::kv_expect::number,
+    wire::kv_expected::number,  wire::kv_handover::number,  wire::handover_sealed::number,
+    wire::handover_ack::number, wire::kv_handed::number,
 };
 
 std::string number(std::uint64_t value) {
@@ -196,15 +197,18 @@ class Cluster {
       return static_cast<MetaNode*>(world_.node(meta_))->admit(self, boot, self.program == "di-meta");
     });
     for (std::size_t i = 0; i < hosts_; ++i) {
-      host_[i] = world_.add_process(member("di-kvd", "host" + number(i), "host"), [this, i](const Member& self) {
-        return std::make_unique<HostNode>(world_, host_[i], data_, self, settings_, parks_ ? &parked_[i] : nullptr);
-      });
+      host_[i] =
+          world_.add_process(member("di-kvd", "host" + number(i), "host"), [this, i](const Member& self) {
+            return std::make_unique<HostNode>(world_, host_[i], data_, self, settings_,
+                                              parks_ ? &parked_[i] : nullptr);
+          });
     }
     store_disks_.resize(settings_.stores);
     for (std::size_t i = 0; i < settings_.stores; ++i) {
-      stores_.push_back(world_.add_process(member("di-kvd", "store" + number(i), "store"), [this, i](const Member&) {
-        return std::make_unique<StoreNode>(world_, stores_[i], data_, store_disks_[i], settings_);
-      }));
+      stores_.push_back(
+          world_.add_process(member("di-kvd", "store" + number(i), "store"), [this, i](const Member&) {
+            return std::make_unique<StoreNode>(world_, stores_[i], data_, store_disks_[i], settings_);
+          }));
     }
     for (std::size_t i = 0; i < 2; ++i) {
       prefill_[i] = world_.add_process(member("di-prefill", number(i), ""), [this, i](const Member& self) {
@@ -401,8 +405,9 @@ class Cluster {
     for (std::uint64_t i = 0; i < count; ++i) {
       const Duration when = milliseconds(60) + world_.random_time(Duration(0), busy_time);
       const auto kind = rng.below(100);
-      const std::size_t mortal[] = {prefill_[0], prefill_[1],       decode_[0], decode_[1],
-                                    host_[0],    host_[hosts_ - 1], meta_,      stores_[rng.below(stores_.size())]};
+      const std::size_t mortal[] = {
+          prefill_[0], prefill_[1],       decode_[0], decode_[1],
+          host_[0],    host_[hosts_ - 1], meta_,      stores_[rng.below(stores_.size())]};
       const std::size_t victim = mortal[rng.below(std::size(mortal))];
       const Duration away = rng.chance(0.7) ? world_.random_time(milliseconds(20), milliseconds(500))
                                             : world_.random_time(milliseconds(500), seconds(5));

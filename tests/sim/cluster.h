@@ -24,14 +24,14 @@ struct Report {
   std::uint64_t events = 0;
   std::uint64_t moved = 0;  // segments between machines
   // Of hosts as they are at the end.
-  std::uint64_t cut = 0;       // fetches of which some was sooner computed
-  std::uint64_t rebuilt = 0;   // pages of which columns were missing
-  std::uint64_t repaired = 0;  // columns
+  std::uint64_t cut = 0;            // fetches of which some was sooner computed
+  std::uint64_t rebuilt = 0;        // pages of which columns were missing
+  std::uint64_t repaired = 0;       // columns
   std::uint64_t cross_checked = 0;  // stripes
   std::uint64_t encoded_wrong = 0;  // of them; found since di-meta started
-  std::uint64_t degraded = 0;  // stripes published without all columns
-  double seconds = 0;    // of virtual time
-  double slowest_s = 0;  // longest request, without those that stall
+  std::uint64_t degraded = 0;       // stripes published without all columns
+  double seconds = 0;               // of virtual time
+  double slowest_s = 0;             // longest request, without those that stall
 };
 
 // Everything follows from `seed`.  `trace` prints every delivered message.

@@ -19,14 +19,16 @@ bool run(std::uint64_t seed, std::optional<std::uint16_t> lost, bool trace, di::
   std::printf("seed=%llu lost=%s ", static_cast<unsigned long long>(seed), without.c_str());
   if (trace) std::printf("\n");
   std::fflush(stdout);
-  const di::sim::Report report = lost ? di::sim::run_loss(seed, *lost, trace) : di::sim::run_cluster(seed, trace);
+  const di::sim::Report report =
+      lost ? di::sim::run_loss(seed, *lost, trace) : di::sim::run_cluster(seed, trace);
   std::printf(
       "requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d tokens=%llu "
       "cached_tokens=%llu "
       "moved=%llu events=%llu virtual_s=%.1f slowest_s=%.1f\n",
       report.requests, report.ok, report.cancelled, report.out_of_attempts, report.faults, report.reentries,
       static_cast<unsigned long long>(report.tokens), static_cast<unsigned long long>(report.cached_tokens),
-      static_cast<unsigned long long>(report.moved), static_cast<unsigned long long>(report.events), report.seconds, report.slowest_s);
+      static_cast<unsigned long long>(report.moved), static_cast<unsigned long long>(report.events),
+      report.seconds, report.slowest_s);
   sum.requests += report.requests;
   sum.ok += report.ok;
   sum.cancelled += report.cancelled;
@@ -45,7 +47,8 @@ bool run(std::uint64_t seed, std::optional<std::uint16_t> lost, bool trace, di::
   sum.encoded_wrong += report.encoded_wrong;
   sum.degraded += report.degraded;
   if (report.failure.empty()) return true;
-  std::printf("FAILED seed=%llu lost=%s: %s\n", static_cast<unsigned long long>(seed), without.c_str(), report.failure.c_str());
+  std::printf("FAILED seed=%llu lost=%s: %s\n", static_cast<unsigned long long>(seed), without.c_str(),
+              report.failure.c_str());
   return false;
 }
 
@@ -78,7 +81,8 @@ int main(int argc, char** argv) {
   di::sim::Report sum;
   if (one) return run(from, lost, trace, sum) ? 0 : 1;
   int failed = 0;
-  for (std::uint64_t seed = from; seed < from + seeds; ++seed) failed += run(seed, std::nullopt, false, sum) ? 0 : 1;
+  for (std::uint64_t seed = from; seed < from + seeds; ++seed)
+    failed += run(seed, std::nullopt, false, sum) ? 0 : 1;
   std::printf(
       "seeds=%llu failed=%d requests=%d ok=%d cancelled=%d out_of_attempts=%d faults=%d reentries=%d "
       "tokens=%llu "
@@ -88,18 +92,23 @@ int main(int argc, char** argv) {
       static_cast<unsigned long long>(sum.cached_tokens), static_cast<unsigned long long>(sum.moved),
       static_cast<unsigned long long>(sum.events));
   // A fleet that never hits and never re-enters would prove nothing.
-  std::printf("cut=%llu rebuilt=%llu repaired=%llu cross_checked=%llu encoded_wrong=%llu degraded=%llu\n", static_cast<unsigned long long>(sum.cut), static_cast<unsigned long long>(sum.rebuilt),
-              static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.cross_checked),
-              static_cast<unsigned long long>(sum.encoded_wrong),
-              static_cast<unsigned long long>(sum.degraded));
+  std::printf(
+      "cut=%llu rebuilt=%llu repaired=%llu cross_checked=%llu encoded_wrong=%llu degraded=%llu\n",
+      static_cast<unsigned long long>(sum.cut), static_cast<unsigned long long>(sum.rebuilt),
+      static_cast<unsigned long long>(sum.repaired), static_cast<unsigned long long>(sum.cross_checked),
+      static_cast<unsigned long long>(sum.encoded_wrong), static_cast<unsigned long long>(sum.degraded));
   if (seeds >= 100 && (sum.cached_tokens == 0 || sum.reentries == 0 || sum.cancelled == 0 || sum.moved == 0 ||
-                       sum.cut == 0 || sum.rebuilt == 0 || sum.repaired == 0 || sum.cross_checked == 0 || sum.encoded_wrong == 0 || sum.degraded == 0)) {
-    std::printf("FAILED: nothing was cached, re-entered, cancelled, moved, cut, rebuilt, repaired, cross-checked, found wrong or degraded\n");
+                       sum.cut == 0 || sum.rebuilt == 0 || sum.repaired == 0 || sum.cross_checked == 0 ||
+                       sum.encoded_wrong == 0 || sum.degraded == 0)) {
+    std::printf(
+        "FAILED: nothing was cached, re-entered, cancelled, moved, cut, rebuilt, repaired, cross-checked, "
+        "found wrong or degraded\n");
     ++failed;
   }
   for (const std::uint16_t message : di::sim::said_again()) {
     di::sim::Report losses;
-    for (std::uint64_t seed = from; seed < from + seeds / 10; ++seed) failed += run(seed, message, false, losses) ? 0 : 1;
+    for (std::uint64_t seed = from; seed < from + seeds / 10; ++seed)
+      failed += run(seed, message, false, losses) ? 0 : 1;
     if (seeds < 50 || losses.lost > 0) continue;
     std::printf("FAILED: no %s was lost\n", std::string(di::wire::message_name(message)).c_str());
     ++failed;

@@ -14,11 +14,12 @@ void DataPlane::expose(std::size_t owner, const wire::Peer& to, std::uint64_t tr
 void DataPlane::conceal(std::size_t owner, const wire::Peer& to, std::uint64_t transfer,
                         std::function<void()> concealed) {
   // Until then a write may still arrive.
-  world_.after(owner, world_.random_time(Duration(0), milliseconds(2)),
-               [this, name = Name{owner, world_.life(owner), to, transfer}, concealed = std::move(concealed)] {
-                 exposures_.erase(name);
-                 concealed();
-               });
+  world_.after(
+      owner, world_.random_time(Duration(0), milliseconds(2)),
+      [this, name = Name{owner, world_.life(owner), to, transfer}, concealed = std::move(concealed)] {
+        exposures_.erase(name);
+        concealed();
+      });
 }
 
 std::uint64_t DataPlane::write(std::size_t initiator, const wire::Peer& to, std::uint64_t transfer,
@@ -77,11 +78,11 @@ Code DataPlane::carry_out(std::size_t initiator, const wire::Peer& peer, std::ui
   const std::size_t owner = world_.find(peer.instance);
   if (!world_.alive(owner) || world_.member(owner).generation != peer.generation) return Code::unreachable;
   const Member& me = world_.member(initiator);
-  const auto exposure =
-      exposures_.find({owner, world_.life(owner), {me.instance, me.generation}, transfer});
+  const auto exposure = exposures_.find({owner, world_.life(owner), {me.instance, me.generation}, transfer});
   if (exposure == exposures_.end()) return Code::not_found;
   if (exposure->second.access != access || !exposure->second.slots.contains(place.slot)) return Code::denied;
-  Result<MutableByteView> slot = world_.node(owner)->arena()->slot_bytes(place.slot.slot, place.slot.generation);
+  Result<MutableByteView> slot =
+      world_.node(owner)->arena()->slot_bytes(place.slot.slot, place.slot.generation);
   if (!slot) return Code::stale;
   if (place.offset > slot->size() || place.bytes > slot->size() - place.offset) return Code::invalid;
   move(slot->subspan(place.offset, place.bytes));

@@ -26,7 +26,8 @@ class DataPlane {
 
   void expose(std::size_t owner, const wire::Peer& to, std::uint64_t transfer, transfer::Access access,
               const std::vector<transfer::SlotName>& slots);
-  void conceal(std::size_t owner, const wire::Peer& to, std::uint64_t transfer, std::function<void()> concealed);
+  void conceal(std::size_t owner, const wire::Peer& to, std::uint64_t transfer,
+               std::function<void()> concealed);
   // `from` lives as long as `initiator` or until done.
   std::uint64_t write(std::size_t initiator, const wire::Peer& to, std::uint64_t transfer,
                       const transfer::Place& place, ByteView from, Done done);

@@ -129,7 +129,8 @@ void MetaNode::on_message(const wire::Envelope& message) {
       index_.volumes(holder, *message.as<wire::meta_volumes>(), now);
       break;
     case wire::meta_repaired::number:
-      if (index_.repaired(holder, *message.as<wire::meta_repaired>(), now) == directory::Index::RepairEnd::wrong &&
+      if (index_.repaired(holder, *message.as<wire::meta_repaired>(), now) ==
+              directory::Index::RepairEnd::wrong &&
           !encodes_wrong_)
         world_.fail("a stripe that was encoded right was found to be wrong");
       break;
@@ -146,7 +147,8 @@ void MetaNode::on_time() {
     world_.send(process_, wire::Envelope::make(free.store, 0, {}, free.message));
   }
   for (const directory::Index::Repair& repair : index_.repairs(world_.now())) {
-    world_.send(process_, wire::Envelope::make(repair.host.instance, repair.host.generation, {}, repair.message));
+    world_.send(process_,
+                wire::Envelope::make(repair.host.instance, repair.host.generation, {}, repair.message));
   }
   if (const auto asked = index_.reconcile(world_.now()))
     world_.send(process_,
@@ -343,11 +345,13 @@ void StoreNode::read_group(const TransferId& id, const wire::kv_read& want,
         if (column == disk_.columns.end()) return read_finish(id, Code::not_found, 0);
         if (world_.rng.chance(settings_.store_fails))
           return read_finish(id, world_.rng.chance(0.5) ? Code::io : Code::corrupt, 0);
-        const kv::StripeShape shape = shape_of(*settings_.layout, column->second.record.pages, column->second.record.code);
+        const kv::StripeShape shape =
+            shape_of(*settings_.layout, column->second.record.pages, column->second.record.code);
         const std::uint64_t offset = shape.is_parity(want.column) ? shape.column_offset(want.column, group)
                                                                   : shape.page_offset(want.column, group);
-        const auto from = ByteView(column->second.payload)
-                              .subspan(shape.column_offset(want.column, group), shape.segment_bytes(want.column, group));
+        const auto from =
+            ByteView(column->second.payload)
+                .subspan(shape.column_offset(want.column, group), shape.segment_bytes(want.column, group));
         const auto there = [this, id, want, arena, group](Code code) {
           if (code != Code::ok) return read_finish(id, code, 0);
           if (group + 1 == settings_.layout->groups()) return read_finish(id, Code::ok, group);
@@ -375,28 +379,27 @@ void StoreNode::read_group(const TransferId& id, const wire::kv_read& want,
 void StoreNode::put(Host& host, const wire::Envelope& message) {
   const host::Peer from{message.peer, message.peer_generation};
   const auto want = *message.as<wire::kv_put>();
-  world_.after(
-      process_, world_.random_time(microseconds(200), milliseconds(5)),
-      [this, from, want, here = host.here, arena = host.arena] {
-        const auto answer = [this, from, want](Code code) {
-          send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
-        };
-        if (world_.rng.chance(settings_.store_fails))
-          return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
-        const kv::Layout& layout = *settings_.layout;
-        if (!here) {
-          const auto bytes = std::make_shared<Bytes>(layout.page_bytes(want.slot.page_blocks));
-          data_.read(process_, from, want.transfer,
-                     {{want.slot.slot, want.slot.generation}, 0, bytes->size()}, *bytes,
-                     [this, from, want, bytes, answer](Code code) {
-                       code == Code::ok ? put_finish(from, want, *bytes) : answer(code);
-                     });
-          return;
-        }
-        const auto page = arena->page(layout, want.slot);
-        if (!page) return answer(Code::stale);
-        put_finish(from, want, Bytes(page->begin(), page->end()));
-      });
+  world_.after(process_, world_.random_time(microseconds(200), milliseconds(5)),
+               [this, from, want, here = host.here, arena = host.arena] {
+                 const auto answer = [this, from, want](Code code) {
+                   send(from, wire::kv_put_done{want.stripe, want.column, static_cast<std::uint16_t>(code)});
+                 };
+                 if (world_.rng.chance(settings_.store_fails))
+                   return answer(world_.rng.chance(0.5) ? Code::io : Code::no_space);
+                 const kv::Layout& layout = *settings_.layout;
+                 if (!here) {
+                   const auto bytes = std::make_shared<Bytes>(layout.page_bytes(want.slot.page_blocks));
+                   data_.read(process_, from, want.transfer,
+                              {{want.slot.slot, want.slot.generation}, 0, bytes->size()}, *bytes,
+                              [this, from, want, bytes, answer](Code code) {
+                                code == Code::ok ? put_finish(from, want, *bytes) : answer(code);
+                              });
+                   return;
+                 }
+                 const auto page = arena->page(layout, want.slot);
+                 if (!page) return answer(Code::stale);
+                 put_finish(from, want, Bytes(page->begin(), page->end()));
+               });
 }
 
 void StoreNode::put_finish(const host::Peer& from, const wire::kv_put& want, Bytes payload) {
@@ -502,7 +505,8 @@ std::uint32_t HostNode::decode(std::uint32_t data_columns, std::span<const CodeC
       store::Erasure::create(data_columns, static_cast<std::uint32_t>(columns.size()) - data_columns);
   std::vector<store::Erasure::Present> from;
   for (const CodeColumn& column : columns) {
-    from.push_back({column.present, false, column.crc, arena_->payload(column.strip.offset, column.strip.bytes)});
+    from.push_back(
+        {column.present, false, column.crc, arena_->payload(column.strip.offset, column.strip.bytes)});
   }
   std::vector<store::Erasure::Wanted> to;
   for (const std::uint32_t column : wanted) {

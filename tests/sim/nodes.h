@@ -208,7 +208,8 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
   bool has_code(std::uint32_t data_columns, std::uint32_t parity_columns) override {
     return store::Erasure::create(data_columns, parity_columns).ok();
   }
-  std::vector<std::uint32_t> encode(std::span<const host::Strip> data, std::span<const host::Strip> parity) override;
+  std::vector<std::uint32_t> encode(std::span<const host::Strip> data,
+                                    std::span<const host::Strip> parity) override;
   std::uint32_t decode(std::uint32_t data_columns, std::span<const CodeColumn> columns,
                        std::span<const std::uint32_t> wanted) override;
   bool xor_is_zero(std::span<const host::Strip> columns) override;

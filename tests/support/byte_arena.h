@@ -16,7 +16,9 @@ class ByteArena final : public FakeArena {
  public:
   explicit ByteArena(std::uint64_t payload_bytes) : payload(payload_bytes) {}
 
-  std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override { return crc32c(at(offset, bytes)); }
+  std::uint32_t segment_crc(std::uint64_t offset, std::uint64_t bytes) override {
+    return crc32c(at(offset, bytes));
+  }
 
   // Where a column's segment lies in a slot, whoever has the slot by now.
   MutableByteView at(std::uint64_t offset, std::uint64_t bytes) {

@@ -61,7 +61,8 @@ class FakeArena : public host::ArenaPort {
   bool has_code(std::uint32_t data_columns, std::uint32_t parity_columns) override {
     return data_columns + parity_columns <= 16 && parity_columns <= 4;
   }
-  std::vector<std::uint32_t> encode(std::span<const host::Strip> data, std::span<const host::Strip> parity) override {
+  std::vector<std::uint32_t> encode(std::span<const host::Strip> data,
+                                    std::span<const host::Strip> parity) override {
     ++encodes;
     std::vector<Bytes> columns;
     std::vector<std::uint32_t> crcs;
@@ -82,7 +83,8 @@ class FakeArena : public host::ArenaPort {
     DI_ASSERT(!wanted.empty() && wanted.size() <= columns.size() - data_columns);
     std::uint32_t wrong = 0;
     std::uint64_t bytes = 0;
-    for (const CodeColumn& column : columns) bytes = std::max(bytes, column.strip.bytes == 0 ? 0 : length(column.strip));
+    for (const CodeColumn& column : columns)
+      bytes = std::max(bytes, column.strip.bytes == 0 ? 0 : length(column.strip));
     std::vector<std::pair<std::uint32_t, Bytes>> rows;
     for (std::uint32_t i = 0; i < columns.size() && rows.size() < data_columns; ++i) {
       if (!columns[i].present) continue;

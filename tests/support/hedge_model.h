@@ -20,8 +20,8 @@ namespace di::test {
 struct HedgeScenario {
   double slow_read_chance = 0;  // of each read, to take slow_read_ratio times as long
   double slow_read_ratio = 1;
-  double slow_node_ratio = 1;    // of node 5
-  std::uint32_t slow_from = 0;   // stripes [slow_from, slow_until)
+  double slow_node_ratio = 1;   // of node 5
+  std::uint32_t slow_from = 0;  // stripes [slow_from, slow_until)
   std::uint32_t slow_until = ~0u;
   bool rules = true;  // without: ten columns, and wait
 };
@@ -38,7 +38,9 @@ struct HedgeResult {
     std::sort(sorted.begin(), sorted.end());
     return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1))];
   }
-  [[nodiscard]] double extra_share() const { return static_cast<double>(extra) / static_cast<double>(needed); }
+  [[nodiscard]] double extra_share() const {
+    return static_cast<double>(extra) / static_cast<double>(needed);
+  }
 };
 
 inline HedgeResult hedge_model(const HedgeScenario& scenario, std::uint32_t stripes, std::uint64_t seed) {
@@ -54,7 +56,8 @@ inline HedgeResult hedge_model(const HedgeScenario& scenario, std::uint32_t stri
         std::sqrt(-2 * std::log(1 - rng.uniform())) * std::cos(2 * std::numbers::pi * rng.uniform());
     double time = std::exp(0.39 * normal);
     if (rng.chance(scenario.slow_read_chance)) time *= scenario.slow_read_ratio;
-    if (node == 5 && stripe >= scenario.slow_from && stripe < scenario.slow_until) time *= scenario.slow_node_ratio;
+    if (node == 5 && stripe >= scenario.slow_from && stripe < scenario.slow_until)
+      time *= scenario.slow_node_ratio;
     return time;
   };
   struct Read {
@@ -72,8 +75,10 @@ inline HedgeResult hedge_model(const HedgeScenario& scenario, std::uint32_t stri
     std::uint32_t parity = 0;
     const auto start = [&](std::uint32_t column, double from) {
       const Duration late = hedge.late_after(bytes, members);
-      const double wait = late == host::Hedge::duration_never ? 1e18 : static_cast<double>(late.count()) / unit_ns;
-      reads.push_back({members[column], from, from + draw((column + stripe) % nodes, stripe), from + wait, false});
+      const double wait =
+          late == host::Hedge::duration_never ? 1e18 : static_cast<double>(late.count()) / unit_ns;
+      reads.push_back(
+          {members[column], from, from + draw((column + stripe) % nodes, stripe), from + wait, false});
     };
     const auto start_parity = [&](double from) { start(needed + parity++, from); };
     std::uint32_t skipped = 0;

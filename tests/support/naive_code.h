@@ -40,8 +40,10 @@ inline std::uint8_t code_factor(std::uint32_t row, std::uint32_t column, std::ui
 inline void add_scaled(Bytes& to, ByteView from, std::uint8_t factor) {
   if (factor == 0) return;
   std::uint8_t times[256];
-  for (std::uint32_t value = 0; value < 256; ++value) times[value] = gf_mul(factor, static_cast<std::uint8_t>(value));
-  for (std::size_t i = 0; i < from.size(); ++i) to[i] ^= static_cast<std::byte>(times[std::to_integer<std::uint8_t>(from[i])]);
+  for (std::uint32_t value = 0; value < 256; ++value)
+    times[value] = gf_mul(factor, static_cast<std::uint8_t>(value));
+  for (std::size_t i = 0; i < from.size(); ++i)
+    to[i] ^= static_cast<std::byte>(times[std::to_integer<std::uint8_t>(from[i])]);
 }
 
 // One column of the code over data columns that count as if zeros followed.
@@ -54,14 +56,15 @@ inline Bytes code_row(std::uint32_t row, std::span<const Bytes> data, std::size_
 }
 
 // The data columns, each `bytes` long, out of k columns (row, bytes) of the code.
-inline std::vector<Bytes> code_solve(std::uint32_t data_columns, std::vector<std::pair<std::uint32_t, Bytes>> rows,
-                                     std::size_t bytes) {
+inline std::vector<Bytes> code_solve(std::uint32_t data_columns,
+                                     std::vector<std::pair<std::uint32_t, Bytes>> rows, std::size_t bytes) {
   DI_ASSERT(rows.size() >= data_columns);
   rows.resize(data_columns);
   std::vector<std::vector<std::uint8_t>> matrix(data_columns, std::vector<std::uint8_t>(data_columns));
   for (std::uint32_t r = 0; r < data_columns; ++r) {
     rows[r].second.resize(bytes);
-    for (std::uint32_t c = 0; c < data_columns; ++c) matrix[r][c] = code_factor(rows[r].first, c, data_columns);
+    for (std::uint32_t c = 0; c < data_columns; ++c)
+      matrix[r][c] = code_factor(rows[r].first, c, data_columns);
   }
   // Gauss and Jordan, on the bytes as well.
   for (std::uint32_t c = 0; c < data_columns; ++c) {

@@ -50,7 +50,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   }
   const auto tokenize = tokenize_request_parse(input);
   if (const auto* request = accepted(tokenize)) {
-    DI_ASSERT(request->prompts.empty() != request->messages.empty() && request->prompts.size() <= token_lists_max);
+    DI_ASSERT(request->prompts.empty() != request->messages.empty() &&
+              request->prompts.size() <= token_lists_max);
     DI_ASSERT(request->several || request->prompts.size() <= 1);
     std::vector<TokenizedText> texts(request->several ? request->prompts.size() : 1);
     DI_ASSERT(di::Json::parse(tokenize_json(*request, texts, 1)).ok());

@@ -8,7 +8,9 @@
 namespace di {
 namespace {
 
-Status fails() { return Error{Code::busy, 0, "no block free"}; }
+Status fails() {
+  return Error{Code::busy, 0, "no block free"};
+}
 Result<int> passes_on() {
   DI_TRY(fails());
   return 1;
@@ -23,13 +25,15 @@ TEST(Result, ValueOrError) {
 }
 
 TEST(Error, GrowsOutwardAndMapsErrno) {
-  EXPECT_EQ(errno_error("open /x", ENOENT).in("di-kvd").message, "di-kvd: open /x: No such file or directory");
+  EXPECT_EQ(errno_error("open /x", ENOENT).in("di-kvd").message,
+            "di-kvd: open /x: No such file or directory");
   EXPECT_EQ(errno_error("write", ENOSPC).code, Code::no_space);
   EXPECT_EQ(errno_error("write", EIO).code, Code::io);
 }
 
 TEST(Code, EveryCodeHasAName) {
-  for (int i = 0; i <= static_cast<int>(Code::stale); ++i) EXPECT_NE(code_name(static_cast<Code>(i)), "unknown");
+  for (int i = 0; i <= static_cast<int>(Code::stale); ++i)
+    EXPECT_NE(code_name(static_cast<Code>(i)), "unknown");
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ TEST(Sqlite, RowsAndBlobsRoundTrip) {
   ASSERT_TRUE(db->exec("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT, raw BLOB)"));
   auto insert = db->prepare("INSERT INTO t VALUES(?,?,?)");
   ASSERT_TRUE(insert);
-  ASSERT_TRUE(insert->bind(1, std::int64_t{1}).bind(2, "one").bind(3, ByteView(Bytes(3, std::byte{7}))).run());
+  ASSERT_TRUE(
+      insert->bind(1, std::int64_t{1}).bind(2, "one").bind(3, ByteView(Bytes(3, std::byte{7}))).run());
   ASSERT_TRUE(insert->bind(1, std::int64_t{2}).bind_null(2).bind(3, ByteView()).run());
   const Status twice = insert->bind(1, std::int64_t{2}).bind_null(2).bind_null(3).run();
   ASSERT_FALSE(twice);

@@ -142,7 +142,9 @@ TEST_F(Control, TheCommandWithTheMostWordsAnswers) {
                               {"kv drop", says("drop"), 1, 1},
                               {"kv drop store", says("store"), 1, 1},
                               {"kv drain", says("drain"), 0, 2},
-                              {"fail", [](const Words&, Reply& reply) { reply.end(Error{Code::busy, 0, "not now"}); }}};
+                              {"fail", [](const Words&, Reply& reply) {
+                                 reply.end(Error{Code::busy, 0, "not now"});
+                               }}};
   handler = [&](const Words& words, Reply reply) { return answer_by(commands, words, std::move(reply)); };
   const auto answered = [&](const Words& words) {
     said.clear();
@@ -157,8 +159,9 @@ TEST_F(Control, TheCommandWithTheMostWordsAnswers) {
   EXPECT_EQ(answered({"kv", "drain", "a", "off"}), "drain,a,off");
   EXPECT_EQ(answered({"fail"}), "busy: not now");
   // Too many words, too few, and part of one.
-  for (const Words& words : {Words{"show", "kv", "pages", "7"}, Words{"show"}, Words{"kv", "drop"},
-                             Words{"kv", "drain", "a", "off", "b"}, Words{"show", "k"}, Words{"show", "kvs"}}) {
+  for (const Words& words :
+       {Words{"show", "kv", "pages", "7"}, Words{"show"}, Words{"kv", "drop"},
+        Words{"kv", "drain", "a", "off", "b"}, Words{"show", "k"}, Words{"show", "kvs"}}) {
     EXPECT_TRUE(answered(words).starts_with("unsupported: di-probe.0 has no command")) << answered(words);
   }
 }

@@ -266,7 +266,8 @@ TEST(Catalogue, IsCopiedWhileItIsUsed) {
 // G07: a file as schema 1 left it.
 TEST(Catalogue, SchemaOneIsMigrated) {
   const std::string path = scratch("one-to-two");
-  std::ifstream golden(std::string(DI_SOURCE_DIR) + "/tests/golden/catalogue/schema1.sqlite", std::ios::binary);
+  std::ifstream golden(std::string(DI_SOURCE_DIR) + "/tests/golden/catalogue/schema1.sqlite",
+                       std::ios::binary);
   ASSERT_TRUE(golden.good());
   std::ofstream(path, std::ios::binary) << golden.rdbuf();
   {

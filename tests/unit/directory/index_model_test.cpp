@@ -257,7 +257,10 @@ class World {
     const std::uint64_t id = mine[rng_.below(mine.size())];
     const Put put = open_.at(id);
     if (stores_.at(put.store).disk.contains(id)) return;
-    ASSERT_EQ(index_->put_commit({put.host, put.generation}, {id, {{0, static_cast<std::uint16_t>(Code::no_space)}}}, now_).code,
+    ASSERT_EQ(index_
+                  ->put_commit({put.host, put.generation},
+                               {id, {{0, static_cast<std::uint16_t>(Code::no_space)}}}, now_)
+                  .code,
               static_cast<std::uint16_t>(Code::no_space));
     forget_open(id);
     std::set<std::uint64_t> left;

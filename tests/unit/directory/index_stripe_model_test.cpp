@@ -305,8 +305,9 @@ class World {
     for (auto& [name, store] : stores_) {
       for (const auto& [column, shard] : store.disk) {
         if (column.first != id || !store.up || !rng_.chance(0.5)) continue;
-        const wire::meta_read_failed report{row.page, column.second, static_cast<std::uint16_t>(Code::corrupt),
-                                            name, store.generation, shard.volume};
+        const wire::meta_read_failed report{
+            row.page, column.second,    static_cast<std::uint16_t>(Code::corrupt),
+            name,     store.generation, shard.volume};
         index_->read_failed(report, now_);
         if (rng_.chance(0.5)) late_reports_.push_back(report);  // of a second reader
         return;
@@ -574,12 +575,27 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
       return;
     }
   }
-  for (const std::uint64_t count :
-       {sum.puts_committed, sum.puts_degraded, sum.puts_no_space, sum.stripes_adopted, sum.stripes_incomplete,
-        sum.stripes_missing, sum.stripes_lost, sum.columns_duplicate, sum.columns_corrupt,
-        sum.reports_late, sum.cross_checks_right, sum.cross_checks_wrong, sum.cross_checks_undecided,
-         sum.columns_repaired, sum.repairs_failed, sum.repairs_unneeded, sum.reconciles,
-         sum.reconciled_missing, sum.reconciled_unknown, refused, evicted}) {
+  for (const std::uint64_t count : {sum.puts_committed,
+                                    sum.puts_degraded,
+                                    sum.puts_no_space,
+                                    sum.stripes_adopted,
+                                    sum.stripes_incomplete,
+                                    sum.stripes_missing,
+                                    sum.stripes_lost,
+                                    sum.columns_duplicate,
+                                    sum.columns_corrupt,
+                                    sum.reports_late,
+                                    sum.cross_checks_right,
+                                    sum.cross_checks_wrong,
+                                    sum.cross_checks_undecided,
+                                    sum.columns_repaired,
+                                    sum.repairs_failed,
+                                    sum.repairs_unneeded,
+                                    sum.reconciles,
+                                    sum.reconciled_missing,
+                                    sum.reconciled_unknown,
+                                    refused,
+                                    evicted}) {
     EXPECT_GT(count, 3U);
   }
 }

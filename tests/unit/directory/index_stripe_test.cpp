@@ -122,9 +122,10 @@ class StripeTest : public testing::Test {
     }
   }
   // Somebody read it there and it was not what it should be.
-  void failed(std::uint64_t stripe, const wire::Column& column, Code code, int s, std::uint32_t generation = 1) {
-    index->read_failed({stripe << 8, column.column, code_of(code), column.instance, generation, column.volume},
-                       at_s(s));
+  void failed(std::uint64_t stripe, const wire::Column& column, Code code, int s,
+              std::uint32_t generation = 1) {
+    index->read_failed(
+        {stripe << 8, column.column, code_of(code), column.instance, generation, column.volume}, at_s(s));
   }
   // As a host does: writes the targets and answers.
   void finish(const Index::Repair& repair, int s) {
@@ -436,7 +437,9 @@ TEST_F(StripeTest, WhatRepairsWaitForIsSaid) {
   const auto opened = put(1, 0, 4);
   const auto waits_for = [&](int s) { return index->repairs_wait_for(index->redundancy(), at_s(s)); };
   const auto name = [&](int column) { return opened.columns[static_cast<std::size_t>(column)].instance; };
-  const auto lose = [&](int column, int s) { index->lost(store(number_of(opened.columns[static_cast<std::size_t>(column)])), at_s(s)); };
+  const auto lose = [&](int column, int s) {
+    index->lost(store(number_of(opened.columns[static_cast<std::size_t>(column)])), at_s(s));
+  };
   EXPECT_EQ(waits_for(2), "");
   lose(0, 2);
   EXPECT_EQ(waits_for(12), "stores that are away: " + name(0) + " (given up in 50 s)");
@@ -453,7 +456,8 @@ TEST_F(StripeTest, WhatRepairsWaitForIsSaid) {
   for (int column = 0; column < 3; ++column) EXPECT_NE(text.find(name(column)), std::string::npos) << text;
   EXPECT_EQ(text.find(name(0) + " (given up"), std::string::npos) << "it is given up already: " << text;
   EXPECT_NE(text.find(name(1) + " (given up in 59 s)"), std::string::npos) << text;
-  for (int column = 0; column < 3; ++column) comes(number_of(opened.columns[static_cast<std::size_t>(column)]), 65, 2);
+  for (int column = 0; column < 3; ++column)
+    comes(number_of(opened.columns[static_cast<std::size_t>(column)]), 65, 2);
   step(66);
   static_cast<void>(index->repairs(at_s(66)));
   EXPECT_EQ(waits_for(66), "");
@@ -464,8 +468,7 @@ TEST_F(StripeTest, WhatRepairsWaitForIsSaid) {
   EXPECT_EQ(waits_for(67), "4+2 wants 6 store nodes, 5 take columns");
   index->lost(host0, at_s(68));
   index->lost(host1, at_s(68));
-  EXPECT_EQ(waits_for(68),
-            "a di-kvd host, which makes the columns; 4+2 wants 6 store nodes, 5 take columns");
+  EXPECT_EQ(waits_for(68), "a di-kvd host, which makes the columns; 4+2 wants 6 store nodes, 5 take columns");
 }
 
 TEST_F(StripeTest, RepairsThatAreOffSaySo) {
@@ -641,7 +644,8 @@ TEST_F(StripeTest, OfTwoColumnsThatAreMadeAnewOnAStoreOneMayFail) {
   const auto repairs = index->repairs(at_s(1));
   ASSERT_EQ(repairs.size(), 1U);
   ASSERT_EQ(repairs[0].message.targets.size(), 2U);
-  for (const wire::Column& target : repairs[0].message.targets) EXPECT_FALSE(slow.contains(number_of(target)));
+  for (const wire::Column& target : repairs[0].message.targets)
+    EXPECT_FALSE(slow.contains(number_of(target)));
   index->repaired(repairs[0].host, {opened.stripe, code_of(Code::io), {4}}, at_s(2));
   index->test_check();
 }
@@ -676,7 +680,8 @@ TEST_F(StripeTest, MoreStoresLeaveThanAStripeCanLose) {
   start(10, {.placement = {{4, 2}, false}});
   const auto opened = put(1, 0, 4);
   for (int column = 0; column < 4; ++column) {
-    ASSERT_TRUE(index->store_leaves(store(number_of(opened.columns[static_cast<std::size_t>(column)])).instance, true, at_s(2)));
+    ASSERT_TRUE(index->store_leaves(
+        store(number_of(opened.columns[static_cast<std::size_t>(column)])).instance, true, at_s(2)));
   }
   std::size_t made = 0;
   for (int s = 2; s < 200; ++s) {
@@ -735,7 +740,8 @@ TEST_F(StripeTest, RoomForWhatAStoreThatLeavesHasIsMadeOnTheFullOnes) {
       } else {
         const std::size_t before = index->stripes() + index->pending_frees();
         index->repaired(repair.host, {repair.message.stripe.stripe, code_of(Code::no_space), {}}, at_s(s));
-        EXPECT_EQ(index->stripes() + index->pending_frees(), before);  // what goes, and nothing that was not written
+        // what goes, and nothing that was not written
+        EXPECT_EQ(index->stripes() + index->pending_frees(), before);
       }
     }
     step(s);

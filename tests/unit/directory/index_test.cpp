@@ -557,8 +557,7 @@ TEST_F(IndexTest, NothingIsHeldAfterManyPlans) {
   }
   EXPECT_GT(index->leases(), 0U);
   index->test_check();
-  for (const std::uint64_t stripe : stripes)
-    failed(stripe, 0, Code::corrupt, s);
+  for (const std::uint64_t stripe : stripes) failed(stripe, 0, Code::corrupt, s);
   std::size_t freed = 0;
   for (; s < 300 && freed < chains; ++s) {
     for (const Index::Free& free : index->step(at_s(s))) freed += free.message.stripes.size();
@@ -594,7 +593,8 @@ TEST_F(IndexTest, FullStoreEvictsTheOldestLeavesFirst) {
   index->release(host0, {{(1ULL << 32) + 1}});
   const auto opened = index->put_open(host0, {Key{}, {put_page(50, 0, 1)}}, at_s(4));
   ASSERT_EQ(opened.code, 0);
-  EXPECT_EQ(index->put_commit(host0, {opened.stripe, {{0, code(Code::no_space)}}}, at_s(4)).code, code(Code::no_space));
+  EXPECT_EQ(index->put_commit(host0, {opened.stripe, {{0, code(Code::no_space)}}}, at_s(4)).code,
+            code(Code::no_space));
   EXPECT_EQ(hit(1, 40), 32U);  // eight times the put, from the end of the chain
   EXPECT_EQ(hit(2, 1), 1U);
   EXPECT_EQ(index->counters().stripes_evicted, evict_put_multiple);
@@ -606,7 +606,8 @@ TEST_F(IndexTest, FullStoreEvictsTheOldestLeavesFirst) {
   // Then the rest of the chain that nobody used, and what was used once more keeps half of the room.
   for (int round = 0; round < 3; ++round) {
     const auto more = index->put_open(host0, {Key{}, {put_page(60 + round, 0, 1)}}, at_s(100 + round * 50));
-    static_cast<void>(index->put_commit(host0, {more.stripe, {{0, code(Code::no_space)}}}, at_s(100 + round * 50)));
+    static_cast<void>(
+        index->put_commit(host0, {more.stripe, {{0, code(Code::no_space)}}}, at_s(100 + round * 50)));
     static_cast<void>(index->step(at_s(140 + round * 50)));
   }
   std::uint64_t others = 0;
@@ -649,7 +650,8 @@ TEST_F(IndexTest, StoreThatRefusesForWantOfRoomGetsItWhateverItHolds) {
   const auto refused = [&](Code why, int s) {
     const auto opened = index->put_open(host0, {Key{}, {put_page(5000, 0, 1)}}, at_s(s));
     EXPECT_EQ(opened.code, 0);
-    EXPECT_EQ(index->put_commit(host0, {opened.stripe, {{0, code(why)}}}, at_s(s)).code, code(Code::no_space));
+    EXPECT_EQ(index->put_commit(host0, {opened.stripe, {{0, code(why)}}}, at_s(s)).code,
+              code(Code::no_space));
     static_cast<void>(index->step(at_s(s)));
     return 1000 - index->stripes();
   };
@@ -666,7 +668,8 @@ TEST_F(IndexTest, StoreThatRefusesForWantOfRoomGetsItWhateverItHolds) {
   put(6000, 0, 1, 400);
   const std::uint64_t before = index->stripes();
   static_cast<void>(refused(Code::no_space, 450));
-  EXPECT_LE(before - index->stripes(), std::max<std::uint64_t>(evict_put_multiple, before / evict_store_part + 1));
+  EXPECT_LE(before - index->stripes(),
+            std::max<std::uint64_t>(evict_put_multiple, before / evict_store_part + 1));
 }
 
 TEST_F(IndexTest, UnusedStripesExpire) {
@@ -686,7 +689,8 @@ TEST_F(IndexTest, UnusedStripesExpire) {
     EXPECT_TRUE(index->step(at_s(s)).empty()) << s;
   }
   static_cast<void>(plan(2, 0, 1, 349));
-  index->release(host0, {{(1ULL << 32) + 1, (1ULL << 32) + 2, (1ULL << 32) + 3, (1ULL << 32) + 4, (1ULL << 32) + 5}});
+  index->release(
+      host0, {{(1ULL << 32) + 1, (1ULL << 32) + 2, (1ULL << 32) + 3, (1ULL << 32) + 4, (1ULL << 32) + 5}});
   EXPECT_EQ(index->step(at_s(350)).at(0).message.stripes.size(), 1U);  // the cap, though it is in use
   EXPECT_EQ(index->stripes(), 0U);
   EXPECT_EQ(index->counters().stripes_expired, 3U);

@@ -199,7 +199,8 @@ TEST(Placements, WhatOneStoreWouldHaveHadGoesToAllOthersAlike) {
       if (others.size() == member->targets.size()) continue;
       const auto other = placements.substitute(stripe, others, {});
       ASSERT_TRUE(other);
-      EXPECT_EQ(std::count_if(others.begin(), others.end(), [&](Target t) { return t.store == other->store; }), 0);
+      EXPECT_EQ(
+          std::count_if(others.begin(), others.end(), [&](Target t) { return t.store == other->store; }), 0);
       EXPECT_EQ(other, placements.substitute(stripe, others, {}));
       ++count[other->store];
     }
@@ -258,7 +259,8 @@ TEST(Placements, AnEmptyStoreStandsInForNoMoreThanTwiceItsShare) {
   }
   placements.set({5, 0}, {{"h5", "", ""}, true, std::uint64_t{1} << 30});
   std::map<std::uint32_t, int> count;
-  for (std::uint64_t stripe = 1; stripe <= 6000; ++stripe) ++count[placements.substitute(stripe, {}, {})->store];
+  for (std::uint64_t stripe = 1; stripe <= 6000; ++stripe)
+    ++count[placements.substitute(stripe, {}, {})->store];
   ASSERT_EQ(count.size(), 6U);
   // One of the two that are drawn: 2 of 6.
   EXPECT_NEAR(count[5], 2000, 150);
@@ -290,7 +292,8 @@ TEST(Placements, SpentMembersAreStoodInForAndCountedWhereNobodyCan) {
   std::vector<Target> others;
   for (const std::uint32_t node : {0U, 1U, 2U, 5U, 6U}) others.push_back({node, 0});
   std::map<std::uint32_t, int> spent;
-  for (std::uint64_t stripe = 1; stripe <= 100; ++stripe) ++spent[placements.substitute(stripe, others, {})->store];
+  for (std::uint64_t stripe = 1; stripe <= 100; ++stripe)
+    ++spent[placements.substitute(stripe, others, {})->store];
   EXPECT_EQ(spent.size(), 2U);
   EXPECT_EQ(spent[3] + spent[4], 100);
 }

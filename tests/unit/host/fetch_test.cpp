@@ -702,7 +702,8 @@ TEST_F(ChoiceTest, APlaceThatIsAlwaysCutIsTriedNowAndThen) {
     if (heard<wire::kv_fetching>(prefill)->blocks > 0) {
       ++probes;
       say(prefill, scope(request), wire::kv_release{});
-      while (const auto read = heard<wire::kv_read>(store)) say(store, {}, wire::kv_read_cancelled{read->transfer});
+      while (const auto read = heard<wire::kv_read>(store))
+        say(store, {}, wire::kv_read_cancelled{read->transfer});
     }
     advance(seconds(1));
   }

@@ -55,7 +55,8 @@ TEST(Hedge, AReadIsLateByTheMedianAndByWhatIsUsual) {
   EXPECT_NEAR(to_s(hedge.late_after(64 << 10, all)), 0.0025 * 320 / 1280, 1e-5);
   // One in ten is six times slower, everywhere: that is usual here.
   for (int i = 0; i < 400; ++i) {
-    for (const auto& source : all) hedge.came(source, column, i % 10 == 0 ? milliseconds(6) : milliseconds(1));
+    for (const auto& source : all)
+      hedge.came(source, column, i % 10 == 0 ? milliseconds(6) : milliseconds(1));
   }
   EXPECT_GT(to_s(hedge.late_after(column, all)), 0.0028);
 }
@@ -105,7 +106,8 @@ TEST(Hedge, ASlowNodeDoesNotMakeStripesSlow) {
     EXPECT_LE(slow.parity_most, 2u);
     EXPECT_GT(slow.counters.skips, 0u);
 
-    const test::HedgeResult noise = test::hedge_model({.slow_read_chance = 0.01, .slow_read_ratio = 20}, stripes, seed);
+    const test::HedgeResult noise =
+        test::hedge_model({.slow_read_chance = 0.01, .slow_read_ratio = 20}, stripes, seed);
     EXPECT_LE(noise.quantile(0.99), 2 * healthy.quantile(0.99));
     EXPECT_LE(noise.extra_share(), 0.05);
 
@@ -115,7 +117,8 @@ TEST(Hedge, ASlowNodeDoesNotMakeStripesSlow) {
     EXPECT_LE(well.extra_share(), 0.05);
 
     // It becomes well again, and is used again.
-    const test::HedgeResult passing = test::hedge_model({.slow_node_ratio = 10, .slow_until = 2000}, stripes, seed);
+    const test::HedgeResult passing =
+        test::hedge_model({.slow_node_ratio = 10, .slow_until = 2000}, stripes, seed);
     EXPECT_LT(passing.counters.skips, 3500u);
     EXPECT_LE(passing.quantile(0.99, 4000), healthy.quantile(0.99) * 1.15);
   }

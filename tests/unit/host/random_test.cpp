@@ -279,7 +279,8 @@ class Chaos {
     // Through the data plane nothing arrives that is not exposed (any more).
     const transfer::SlotName name{work.read.slot.slot, work.read.slot.generation};
     if (work.remote && !writable(work.store, work.read.transfer, name)) {
-      queue(work.store, {}, wire::kv_read_done{work.read.transfer, static_cast<std::uint16_t>(Code::stale), 0});
+      queue(work.store, {},
+            wire::kv_read_done{work.read.transfer, static_cast<std::uint16_t>(Code::stale), 0});
       return drop();
     }
     // The bytes arrive.  The slot must still be the one of the read, whatever the core thinks of it.
@@ -325,8 +326,11 @@ class Chaos {
     const Peer from{other.name, other.generation};
     if (rng_.chance(0.2)) {
       const std::vector<Key> some = keys(scope());
-      wire::arena_read read{++remote_transfer_, some[rng_.below(some.size())],
-                            static_cast<std::uint32_t>(1 + rng_.below(4)), {}, 1};
+      wire::arena_read read{++remote_transfer_,
+                            some[rng_.below(some.size())],
+                            static_cast<std::uint32_t>(1 + rng_.below(4)),
+                            {},
+                            1};
       read.slot = {static_cast<std::uint32_t>(rng_.below(50)), 1, read.page_blocks, 0, read.page_blocks};
       queue(from, {}, read);
       return;
@@ -338,7 +342,8 @@ class Chaos {
       const std::uint64_t seat = get_le<std::uint32_t>(mine.request.raw.data());
       const bool tail = rng_.chance(0.9);
       if (rng_.chance(0.9)) {
-        queue({decode.name, decode.generation}, mine, wire::kv_expect{seat, keys(mine), Key{}, tail ? 3u : 0u});
+        queue({decode.name, decode.generation}, mine,
+              wire::kv_expect{seat, keys(mine), Key{}, tail ? 3u : 0u});
       }
       queue(from, mine, wire::handover_open{seat, decode.name, keys(mine), tail});
       return;
@@ -361,7 +366,8 @@ class Chaos {
     queue(push.host, push.scope, sealed);
   }
 
-  void write(const Pushing& push, const wire::SlotRef& slot, const std::vector<std::uint32_t>& crcs, bool wrong) {
+  void write(const Pushing& push, const wire::SlotRef& slot, const std::vector<std::uint32_t>& crcs,
+             bool wrong) {
     if (!writable(push.host, push.transfer, {slot.slot, slot.generation})) return;
     const Page* page = core_.pages().find(slot.slot, slot.generation);
     ASSERT_TRUE(page != nullptr) << "a slot was given away while another host may write into it";
@@ -589,7 +595,8 @@ class Chaos {
         if (rng_.chance(0.03)) slots.code = static_cast<std::uint16_t>(Code::busy);
         for (const wire::PushPage& page : body->pages) {
           const auto blocks = static_cast<std::uint32_t>(page.keys.size());
-          slots.slots.push_back({static_cast<std::uint32_t>(rng_.below(99)), 1, blocks, 0, rng_.chance(0.9) ? blocks : 0});
+          slots.slots.push_back(
+              {static_cast<std::uint32_t>(rng_.below(99)), 1, blocks, 0, rng_.chance(0.9) ? blocks : 0});
         }
         queue(from, scope, slots);
         break;
@@ -600,7 +607,8 @@ class Chaos {
         Pushing push{from, scope, body->seat, body->transfer, std::nullopt, {}, {}, false};
         if (!body->slots.empty()) push.tail = body->slots[0];
         // Pages of one block each, or of two where they follow each other.
-        const std::vector<Key> all = test_keys(get_le<std::uint32_t>(scope.request.raw.data()) % chains, 0, 64);
+        const std::vector<Key> all =
+            test_keys(get_le<std::uint32_t>(scope.request.raw.data()) % chains, 0, 64);
         wire::handover_pages pages{push.seat, push.transfer, {}};
         for (const std::uint32_t block : body->missing) {
           push.pages.push_back({all[block]});

@@ -7,7 +7,6 @@
 namespace di::host {
 namespace {
 
-
 // Chain 1: `pages` pages of `blocks` blocks in one stripe, and nothing in the arena.
 std::uint64_t store_chain(StripeWorld& world, std::uint32_t pages, std::uint32_t blocks) {
   world.write(1000, 0, 1);
@@ -70,7 +69,8 @@ TEST(StripeRead, WhatIsLostOrWrongIsMadeOfTheOthers) {
   for (const std::uint32_t pages : {1u, 2u, 4u}) {
     for (const bool wrong : {false, true}) {
       for (std::uint32_t lost = 1; lost < 64; ++lost) {
-        SCOPED_TRACE("pages=" + std::to_string(pages) + " lost=" + std::to_string(lost) + (wrong ? " wrong" : ""));
+        SCOPED_TRACE("pages=" + std::to_string(pages) + " lost=" + std::to_string(lost) +
+                     (wrong ? " wrong" : ""));
         StripeWorld world(stripe_setup(4, 2));
         const std::uint64_t id = store_chain(world, pages, 3);
         const kv::StripeShape shape = world.shape_of(world.stripes.at(id));
@@ -287,7 +287,8 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
     for (int step = 0; step < steps && !::testing::Test::HasFatalFailure(); ++step) {
       const std::uint64_t what = rng.below(100);
       if (what < 4) {
-        world.write(static_cast<std::uint32_t>(rng.below(3)), static_cast<std::uint32_t>(rng.below(8)) * 3, 3);
+        world.write(static_cast<std::uint32_t>(rng.below(3)), static_cast<std::uint32_t>(rng.below(8)) * 3,
+                    3);
       } else if (what < 10) {
         const auto number = static_cast<std::uint32_t>(rng.below(6));
         const wire::Scope scope{stripe_request(number), 1, 0, 0};
@@ -299,13 +300,14 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
           fetch.keys = stripe_keys(number % 3, 0, static_cast<std::uint32_t>(3 + rng.below(24)));
           // Half of them may be cut where computing is sooner, if anything is.
           if (choices.chance(0.5)) {
-            fetch.compute.push_back({.tokens = static_cast<wire::U32>(fetch.keys.size()) * world.layout.block_tokens() + 1,
-                                     .chunk_tokens = 512,
-                                     .groups = static_cast<wire::U32>(1 + choices.below(4)),
-                                     .queue_us = choices.below(2) * 500,
-                                     .base_us = 100,
-                                     .token_us = std::array{1.0, 30.0, 500.0}[choices.below(3)],
-                                     .context_us = 1});
+            fetch.compute.push_back(
+                {.tokens = static_cast<wire::U32>(fetch.keys.size()) * world.layout.block_tokens() + 1,
+                 .chunk_tokens = 512,
+                 .groups = static_cast<wire::U32>(1 + choices.below(4)),
+                 .queue_us = choices.below(2) * 500,
+                 .base_us = 100,
+                 .token_us = std::array{1.0, 30.0, 500.0}[choices.below(3)],
+                 .context_us = 1});
           }
           world.say(world.rank, scope, fetch);
         }
@@ -323,7 +325,8 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
         if (world.stores[column->second].columns.contains({stripe->first, column->first}))
           world.spoil(stripe->first, column->first);
       } else if (what < 17) {
-        world.advance(std::array<Duration, 3>{milliseconds(20), seconds(1), seconds(rng.chance(0.2) ? 12 : 1)}[rng.below(3)]);
+        world.advance(std::array<Duration, 3>{milliseconds(20), seconds(1),
+                                              seconds(rng.chance(0.2) ? 12 : 1)}[rng.below(3)]);
       } else if (what < 50) {
         if (!world.mail.empty()) world.deliver(rng.chance(0.8) ? 0 : rng.below(world.mail.size()));
       } else if (what < 85) {
@@ -353,13 +356,15 @@ TEST(StripeRandom, NoWrongByteAndNothingLeft) {
       return;
     }
     const Books& books = world.core->fetches().books();
-    EXPECT_EQ(books.matched, books.fetched + std::accumulate(books.lost.begin(), books.lost.end(), std::uint64_t{0}));
+    EXPECT_EQ(books.matched,
+              books.fetched + std::accumulate(books.lost.begin(), books.lost.end(), std::uint64_t{0}));
     cut += world.core->fetches().counters().fetches_cut;
     rebuilt += world.core->fillings().counters().pages_rebuilt;
     failed += world.core->fillings().counters().pages_failed;
     fetched += world.core->fetches().books().fetched;
     degraded += world.core->writeback().counters().degraded;
-    corrupt += world.core->fillings().counters().columns_corrupt + world.core->rebuilds().counters().columns_corrupt;
+    corrupt +=
+        world.core->fillings().counters().columns_corrupt + world.core->rebuilds().counters().columns_corrupt;
   }
   // It must reach what it is to test.
   EXPECT_GT(cut, 25u);

@@ -7,7 +7,8 @@ namespace {
 // A stripe of 4+2 whose pages are not in the arena any more.
 class Repaired : public StripeWorld {
  public:
-  explicit Repaired(std::uint32_t pages, std::uint32_t remote = 0, std::uint16_t data_columns = 4, std::uint16_t parity_columns = 2)
+  explicit Repaired(std::uint32_t pages, std::uint32_t remote = 0, std::uint16_t data_columns = 4,
+                    std::uint16_t parity_columns = 2)
       : StripeWorld(with(data_columns, parity_columns, remote)) {
     write(1000, 0, 1);
     StripeWorld::settle();
@@ -43,7 +44,8 @@ class Repaired : public StripeWorld {
     repair.pages = stripes.at(id).pages;
     repair.tenant = tenant_of(repair.pages.front().keys);
     repair.stripe = planned_stripe(id);
-    for (const auto& [column, bytes] : lost) repair.targets.push_back({stores[target].peer.instance, 0, column});
+    for (const auto& [column, bytes] : lost)
+      repair.targets.push_back({stores[target].peer.instance, 0, column});
     return repair;
   }
   // The column is to be somewhere else, and can still be read.
@@ -89,7 +91,8 @@ TEST(StripeRepair, EveryLossThatCanBeMadeUpForIs) {
           Repaired world(pages, remote);
           const kv::StripeShape shape = world.shape_of(world.stripes.at(world.id));
           if (!shape.is_stored(first) || !shape.is_stored(second)) continue;
-          SCOPED_TRACE(std::to_string(pages) + " pages, " + std::to_string(first) + " and " + std::to_string(second));
+          SCOPED_TRACE(std::to_string(pages) + " pages, " + std::to_string(first) + " and " +
+                       std::to_string(second));
           world.lose(first);
           if (second != first) world.lose(second);
           world.repair(world.order());
@@ -223,7 +226,8 @@ void encode_wrong(Repaired& world, std::uint16_t column) {
   Bytes& bytes = world.stores[stripe.columns.at(column)].columns.at({world.id, column});
   const std::uint32_t group = shape.groups() - 1;
   bytes[shape.column_offset(column, group)] ^= std::byte{0x10};
-  const std::uint32_t crc = crc32c(ByteView(bytes).subspan(shape.column_offset(column, group), shape.segment_bytes(column, group)));
+  const std::uint32_t crc =
+      crc32c(ByteView(bytes).subspan(shape.column_offset(column, group), shape.segment_bytes(column, group)));
   if (const auto place = shape.crc_index(column, group)) {
     stripe.code.crcs[*place] = crc;
   } else {
@@ -256,7 +260,8 @@ TEST(StripeCrossCheck, FindsWhatWasEncodedWrongWhateverItsChecksumsSay) {
         world.settle();
         ASSERT_EQ(world.repaired.size(), 1u);
         // Of parity only the first is an XOR.
-        EXPECT_EQ(world.repaired[0].code, column == 5 ? 0 : static_cast<std::uint16_t>(Code::corrupt)) << column;
+        EXPECT_EQ(world.repaired[0].code, column == 5 ? 0 : static_cast<std::uint16_t>(Code::corrupt))
+            << column;
         EXPECT_TRUE(world.read_failed.empty());
         EXPECT_EQ(world.core->repairs().counters().failed, 0u);
         world.expect_nothing_held();

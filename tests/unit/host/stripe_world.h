@@ -84,7 +84,10 @@ class StripeWorld {
   };
 
   explicit StripeWorld(const Setup& with)
-      : setup(with), rng(with.seed), layout(stripe_layout()), arena(with.units * stripe_layout().page_bytes(1)) {
+      : setup(with),
+        rng(with.seed),
+        layout(stripe_layout()),
+        arena(with.units * stripe_layout().page_bytes(1)) {
     Core::Options options;
     options.self = {"di-kvd.host0", 7};
     options.arena = {.payload_bytes = arena.payload.size(), .slots_max = 512};
@@ -121,14 +124,16 @@ class StripeWorld {
     const auto blocks = static_cast<std::uint32_t>(keys.size());
     std::vector<std::uint32_t> crcs;
     for (std::uint32_t g = 0; g < layout.groups(); ++g) {
-      crcs.push_back(crc32c(ByteView(bytes).subspan(layout.segment_offset(g, blocks), layout.segment_bytes(g, blocks))));
+      crcs.push_back(
+          crc32c(ByteView(bytes).subspan(layout.segment_offset(g, blocks), layout.segment_bytes(g, blocks))));
     }
     return crcs;
   }
   // Every byte that a reader may look at is the right one.
   void verify_shown() {
     for (const auto& [slot, page] : core->pages().all()) {
-      if (page.keys.empty() || (page.state != PageState::filling && page.state != PageState::sealed)) continue;
+      if (page.keys.empty() || (page.state != PageState::filling && page.state != PageState::sealed))
+        continue;
       const auto shown = arena.slots.find(slot);
       ASSERT_TRUE(shown != arena.slots.end());
       const Bytes right = page_bytes(page.keys);
@@ -227,7 +232,8 @@ class StripeWorld {
     const wire::SlotRef slot = granted.front();
     granted.clear();
     const Bytes bytes = page_bytes(keys);
-    std::copy(bytes.begin(), bytes.end(), arena.at(arena.slots.at(slot.slot).assigned.offset, bytes.size()).begin());
+    std::copy(bytes.begin(), bytes.end(),
+              arena.at(arena.slots.at(slot.slot).assigned.offset, bytes.size()).begin());
     const Key parent = first == 0 ? stripe_key(chain, 99999) : stripe_key(chain, first - 1);
     say(rank, scope, wire::kv_sealed{slot, parent, keys, page_crcs(keys), 0, tenant_of(keys)});
     say(rank, scope, wire::kv_release{});
@@ -253,11 +259,13 @@ class StripeWorld {
 
   [[nodiscard]] std::vector<std::uint32_t> crcs_of(const Stripe& stripe) const {
     std::vector<std::uint32_t> crcs;
-    for (const wire::PutPage& page : stripe.pages) crcs.insert(crcs.end(), page.crcs.begin(), page.crcs.end());
+    for (const wire::PutPage& page : stripe.pages)
+      crcs.insert(crcs.end(), page.crcs.begin(), page.crcs.end());
     return crcs;
   }
   [[nodiscard]] kv::StripeShape shape_of(const Stripe& stripe) const {
-    return *kv::StripeShape::of(layout, stripe.code.data_columns, stripe.code.parity_columns, stripe.blocks());
+    return *kv::StripeShape::of(layout, stripe.code.data_columns, stripe.code.parity_columns,
+                                stripe.blocks());
   }
   [[nodiscard]] wire::Column column_of(const Stripe& stripe, std::uint16_t column) const {
     return {stores[stripe.columns.at(column)].peer.instance, 0, column};
@@ -338,7 +346,8 @@ class StripeWorld {
     if (message.number == wire::kv_opened::number) granted = message.as<wire::kv_opened>()->slots;
     if (message.number == wire::kv_fetching::number)
       fetching[message.scope.request] = *message.as<wire::kv_fetching>();
-    if (message.number == wire::kv_ready::number) ready[message.scope.request] = *message.as<wire::kv_ready>();
+    if (message.number == wire::kv_ready::number)
+      ready[message.scope.request] = *message.as<wire::kv_ready>();
   }
   void to_meta(const wire::Envelope& message) {
     switch (message.number) {
@@ -398,7 +407,8 @@ class StripeWorld {
     EXPECT_EQ(open.tenant, tenant_of(open.pages.front().keys));
     std::size_t first = 0;
     const auto known = [&](const wire::PutPage& page) {
-      return std::all_of(page.keys.begin(), page.keys.end(), [&](const Key& key) { return find(key).has_value(); });
+      return std::all_of(page.keys.begin(), page.keys.end(),
+                         [&](const Key& key) { return find(key).has_value(); });
     };
     while (first < open.pages.size() && known(open.pages[first])) ++first;
     if (first == open.pages.size()) {
@@ -406,7 +416,9 @@ class StripeWorld {
       return answer(meta, scope, opened);
     }
     std::size_t count = 0;
-    while (first + count < open.pages.size() && count < setup.data_columns && !known(open.pages[first + count])) ++count;
+    while (first + count < open.pages.size() && count < setup.data_columns &&
+           !known(open.pages[first + count]))
+      ++count;
     opened.stripe = next_stripe++;
     opened.data_columns = setup.data_columns;
     opened.parity_columns = setup.parity_columns;
@@ -434,7 +446,8 @@ class StripeWorld {
     } else {
       found->second.published = true;
       found->second.code = commit.code;
-      for (const wire::FailedColumn& failed : commit.failed_columns) found->second.columns.erase(failed.column);
+      for (const wire::FailedColumn& failed : commit.failed_columns)
+        found->second.columns.erase(failed.column);
     }
     answer(meta, scope, committed);
   }
@@ -461,7 +474,8 @@ class StripeWorld {
         ++own;
         page.columns.push_back(column_of(stripe, column));
       }
-      if (own < shape.parts() && stripe.columns.size() < shape.data_stored()) break;  // neither read nor rebuilt
+      // neither read nor rebuilt
+      if (own < shape.parts() && stripe.columns.size() < shape.data_stored()) break;
       if (named.insert(place->first).second && (shape.parity_columns() > 0 || shape.parts() > 1))
         planned.stripes.push_back(planned_stripe(place->first));
       while (at < question.keys.size() &&
@@ -515,7 +529,8 @@ class StripeWorld {
     if (item.put) {
       done();
       const Code code = put(store, *item.put);
-      answer(store.peer, {}, wire::kv_put_done{item.put->stripe, item.put->column, static_cast<std::uint16_t>(code)});
+      answer(store.peer, {},
+             wire::kv_put_done{item.put->stripe, item.put->column, static_cast<std::uint16_t>(code)});
       return;
     }
     if (item.cancelled) {
@@ -582,7 +597,8 @@ class StripeWorld {
     const MutableByteView slot = slot_bytes(store, put.slot, put.transfer, transfer::Access::read);
     if (slot.empty()) return Code::stale;
     std::vector<std::uint32_t> blocks;
-    for (const wire::PutPage& page : put.pages) blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
+    for (const wire::PutPage& page : put.pages)
+      blocks.push_back(static_cast<std::uint32_t>(page.keys.size()));
     const auto shape = kv::StripeShape::of(layout, put.code.data_columns, put.code.parity_columns, blocks);
     if (!shape || put.code.crcs.size() != shape->crcs_count()) return Code::invalid;
     Bytes bytes;

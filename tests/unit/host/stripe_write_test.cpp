@@ -4,7 +4,6 @@
 namespace di::host {
 namespace {
 
-
 // So that the host knows how many pages a stripe takes.
 void learn_geometry(StripeWorld& world) {
   world.write(1000, 0, 1);
@@ -31,11 +30,14 @@ void verify_columns(const StripeWorld& world, std::uint64_t id) {
   for (std::uint32_t g = 0; g < shape.groups(); ++g) {
     std::vector<Bytes> data(shape.data_columns());
     for (std::uint32_t column = 0; column < shape.data_stored(); ++column) {
-      const auto from = pages[shape.page_of(column)].begin() + static_cast<std::ptrdiff_t>(shape.page_offset(column, g));
+      const auto from =
+          pages[shape.page_of(column)].begin() + static_cast<std::ptrdiff_t>(shape.page_offset(column, g));
       data[column].assign(from, from + static_cast<std::ptrdiff_t>(shape.segment_bytes(column, g)));
     }
     for (const auto& [column, store] : stripe.columns) {
-      const Bytes right = shape.is_parity(column) ? test::code_row(column, data, shape.segment_bytes(column, g)) : data[column];
+      const Bytes right = shape.is_parity(column)
+                              ? test::code_row(column, data, shape.segment_bytes(column, g))
+                              : data[column];
       const Bytes& kept = world.stores[store].columns.at({id, column});
       ASSERT_EQ(kept.size(), shape.column_bytes(column));
       EXPECT_TRUE(std::equal(right.begin(), right.end(),
@@ -232,7 +234,8 @@ TEST(StripeWrite, StoresThatAreAwayAreKnownBeforeAnythingIsEncoded) {
   world.write(1, 0, 4);
   world.settle();
   ASSERT_EQ(world.commits.size(), 1u);
-  EXPECT_EQ(world.commits[0].failed_columns, (std::vector<wire::FailedColumn>{{0, static_cast<std::uint16_t>(Code::unreachable)}}));
+  EXPECT_EQ(world.commits[0].failed_columns,
+            (std::vector<wire::FailedColumn>{{0, static_cast<std::uint16_t>(Code::unreachable)}}));
   world.kill_store(2);
   const std::uint64_t encodes = world.arena.encodes;
   world.write(2, 0, 4);
@@ -260,8 +263,9 @@ TEST(StripeWrite, ASilentStoreIsGivenUpBeforeTheOpeningLapses) {
   EXPECT_TRUE(world.commits.empty());
   world.advance(seconds(15));  // of 30
   ASSERT_EQ(world.commits.size(), 1u);
-  EXPECT_EQ(world.commits[0].failed_columns,
-            (std::vector<wire::FailedColumn>{{silent.put->column, static_cast<std::uint16_t>(Code::timeout)}}));
+  EXPECT_EQ(
+      world.commits[0].failed_columns,
+      (std::vector<wire::FailedColumn>{{silent.put->column, static_cast<std::uint16_t>(Code::timeout)}}));
   world.settle();
   EXPECT_TRUE(world.idle());
   world.work.push_back(silent);  // too late

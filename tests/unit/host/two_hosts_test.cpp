@@ -122,9 +122,7 @@ class TwoHosts : public ::testing::Test {
     say(host, rank, wire::kv_sealed{opened->slots[0], Key{}, page, crcs, 0}, scope);
     return opened->slots[0];
   }
-  wire::kv_push early() const {
-    return {8, decode.instance, decode.generation, b.peer.instance, keys, true};
-  }
+  wire::kv_push early() const { return {8, decode.instance, decode.generation, b.peer.instance, keys, true}; }
   wire::kv_handover final(const wire::SlotRef& tail) const {
     wire::kv_handover message;
     message.seat = 8;
@@ -154,7 +152,8 @@ class TwoHosts : public ::testing::Test {
     settle_puts(a);
     settle_puts(b);
     for (Host* host : {&a, &b}) {
-      for (const Gauge& gauge : host->core.gauges()) EXPECT_EQ(gauge.count, 0u) << host->peer.instance << " " << gauge.name;
+      for (const Gauge& gauge : host->core.gauges())
+        EXPECT_EQ(gauge.count, 0u) << host->peer.instance << " " << gauge.name;
       EXPECT_TRUE(host->data.exposures.empty()) << host->peer.instance;
     }
   }

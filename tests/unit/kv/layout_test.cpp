@@ -117,11 +117,11 @@ TEST(Layout, a_block_has_at_most_one_gib) {
   EXPECT_EQ(largest->block_bytes(), std::uint64_t{1} << 30);
   EXPECT_EQ(largest->page_blocks(), 1u);
   EXPECT_EQ(largest->page_bytes(1), std::uint64_t{1} << 30);
-  for (const std::vector<Plane>& planes : {
-           std::vector<Plane>{{"kv", 0, 1, mib}, {"more", 0, 4096, 1}},           // 4 GiB and one byte
-           std::vector<Plane>{{"kv", 0, 1, mib}},                                 // 4 GiB, which is 0
-           std::vector<Plane>{{"kv", 0, 1, mib - 1}},                             // 4 GiB less 4 KiB
-           std::vector<Plane>{{"kv", 0, 4, mib}, {"more", 0, 4096, 1}}}) {        // 1 GiB and one byte
+  for (const std::vector<Plane>& planes :
+       {std::vector<Plane>{{"kv", 0, 1, mib}, {"more", 0, 4096, 1}},     // 4 GiB and one byte
+        std::vector<Plane>{{"kv", 0, 1, mib}},                           // 4 GiB, which is 0
+        std::vector<Plane>{{"kv", 0, 1, mib - 1}},                       // 4 GiB less 4 KiB
+        std::vector<Plane>{{"kv", 0, 4, mib}, {"more", 0, 4096, 1}}}) {  // 1 GiB and one byte
     const auto made = Layout::create("f", 4096, planes);
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.error().message, "layout: a block has more than 1 GiB");

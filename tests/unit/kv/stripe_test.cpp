@@ -24,7 +24,8 @@ void check(const Layout& layout, std::uint32_t k, std::uint32_t m, const Blocks&
   const StripeShape shape = shape_of(layout, k, m, blocks);
   ASSERT_LE(shape.data_stored(), k);
   std::vector<std::vector<std::uint32_t>> owners;
-  for (const std::uint32_t count : blocks) owners.emplace_back(layout.page_bytes(count) / segment_align_bytes, 0);
+  for (const std::uint32_t count : blocks)
+    owners.emplace_back(layout.page_bytes(count) / segment_align_bytes, 0);
   for (std::uint32_t i = 0; i < shape.columns_stored(); ++i) {
     const std::uint32_t column = shape.stored_column(i);
     ASSERT_TRUE(shape.is_stored(column));
@@ -100,7 +101,8 @@ TEST(StripeShape, ShortStripesOfLongPagesAreSplit) {
     const StripeShape shape = shape_of(layout, 10, 2, Blocks(pages, 1));
     std::uint64_t data = 0;
     for (std::uint32_t column = 0; column < shape.data_stored(); ++column) data += shape.column_bytes(column);
-    const double overhead = static_cast<double>(data + 2 * shape.column_bytes(10)) / static_cast<double>(data);
+    const double overhead =
+        static_cast<double>(data + 2 * shape.column_bytes(10)) / static_cast<double>(data);
     EXPECT_LE(overhead, 1.37) << pages;
   }
 }

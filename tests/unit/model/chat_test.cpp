@@ -82,7 +82,8 @@ TEST(Chat, ContentCannotForgeATurn) {
 }
 
 TEST(Chat, WhatIsLongerThanTheBoundIsCut) {
-  const std::vector<ChatMessage> messages{{ChatRole::system, "Be brief."}, {ChatRole::user, "one two three four"}};
+  const std::vector<ChatMessage> messages{{ChatRole::system, "Be brief."},
+                                          {ChatRole::user, "one two three four"}};
   const auto whole = format().render(messages, tokenizer());
   ASSERT_TRUE(whole);
   EXPECT_FALSE(whole->cut);

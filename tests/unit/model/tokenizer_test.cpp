@@ -260,7 +260,8 @@ TEST(Tokenizer, AnEncodeEndsEarly) {
 TEST(Tokenizer, TheFewestTokensOfATextAreKnownWithoutReadingIt) {
   const Tokenizer tokenizer = load(golden_dir + "v3.json");
   std::size_t longest = 0;
-  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.id_to_bytes(id).size());
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id)
+    longest = std::max(longest, tokenizer.id_to_bytes(id).size());
   EXPECT_EQ(tokenizer.tokens_min(0), 0U);
   EXPECT_EQ(tokenizer.tokens_min(longest), 1U);
   EXPECT_EQ(tokenizer.tokens_min(longest + 1), 2U);

@@ -153,7 +153,8 @@ TEST_F(ArbiterTest, DiKvdHearsWhatComputingTakesAndWhatItCutsIsComputed) {
   ASSERT_TRUE(open);
   EXPECT_EQ(core->watch().counters().cut_blocks, 3u);
   std::vector<wire::SlotRef> slots;
-  for (std::uint32_t page = 0; page < open->page_blocks.size(); ++page) slots.push_back(slot(page, open->page_blocks[page]));
+  for (std::uint32_t page = 0; page < open->page_blocks.size(); ++page)
+    slots.push_back(slot(page, open->page_blocks[page]));
   from_kvd(one, wire::kv_opened{0, open->tag, slots});
   from_kvd(one, wire::kv_ready{77, 4, wire::block_none, true, {}, {}});
   ASSERT_TRUE(take());

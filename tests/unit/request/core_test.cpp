@@ -561,7 +561,8 @@ TEST_F(RouterTest, ASeatBehindASlowLinkIsGivenUpForOneNextToThePages) {
   token(prefill0, id, 0);
   up(decode1);
   out.clear();
-  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  say(prefill0, scope(id),
+      wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
   EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
   ASSERT_TRUE(heard<wire::decode_seat>(decode1));
   EXPECT_EQ(attempt(id), 1);
@@ -573,7 +574,8 @@ TEST_F(RouterTest, WithoutSuchASeatThePromptIsReadAgainNearTheFirstOne) {
   lose(decode1);
   const RequestId id = seated();
   token(prefill0, id, 0);
-  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  say(prefill0, scope(id),
+      wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
   EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
   EXPECT_EQ(attempt(id), 2);
   matched(id, 0, 2);
@@ -592,7 +594,8 @@ TEST_F(RouterTest, WhereNobodyReadsNearTheSeatThePagesWaitForTheLink) {
   token(prefill0, id, 0);
   // More often than a request may have attempts.
   for (std::uint64_t seat = 6; seat < 12; ++seat) {
-    say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+    say(prefill0, scope(id),
+        wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
     advance(milliseconds(50));
     ASSERT_TRUE(heard<wire::decode_seat>(decode0));
     say(decode0, scope(id), wire::seat_granted{seat, kvd});

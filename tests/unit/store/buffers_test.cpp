@@ -34,9 +34,7 @@ TEST(BufferPool, keeps_no_more_than_its_bound) {
     for (int i = 0; i < 10; ++i) buffers.push_back(pool->take(8192));
   }
   EXPECT_EQ(pool->kept_bytes(), 3u * 8192);
-  {
-    const Buffer large = pool->take(4 * 8192);
-  }
+  { const Buffer large = pool->take(4 * 8192); }
   EXPECT_EQ(pool->kept_bytes(), 3u * 8192);
 }
 

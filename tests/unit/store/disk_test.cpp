@@ -100,7 +100,8 @@ TEST_P(EachDiskTest, accesses_in_pieces_go_to_their_places) {
       ASSERT_TRUE(made->disk->read_pieces(offset, pieces).ok());
       std::uint64_t from = offset;
       for (const MutableByteView piece : pieces) {
-        ASSERT_TRUE(std::equal(piece.begin(), piece.end(), image.begin() + static_cast<std::ptrdiff_t>(from)));
+        ASSERT_TRUE(
+            std::equal(piece.begin(), piece.end(), image.begin() + static_cast<std::ptrdiff_t>(from)));
         from += piece.size();
       }
     }
@@ -182,8 +183,11 @@ TEST_F(DiskTest, folder_has_short_files_and_a_name_when_it_is_whole) {
     std::map<std::string, std::uint64_t> files;
     for (const auto& entry : std::filesystem::directory_iterator(path + ".new"))
       files[entry.path().filename()] = entry.file_size();
-    EXPECT_EQ(files, (std::map<std::string, std::uint64_t>{
-                         {"lock", 0}, {"part.0", 300 << 10}, {"part.1", 300 << 10}, {"part.2", 300 << 10}, {"part.3", 124 << 10}}));
+    EXPECT_EQ(files, (std::map<std::string, std::uint64_t>{{"lock", 0},
+                                                           {"part.0", 300 << 10},
+                                                           {"part.1", 300 << 10},
+                                                           {"part.2", 300 << 10},
+                                                           {"part.3", 124 << 10}}));
     std::filesystem::create_directory(path);  // the operator has made it
     EXPECT_EQ(folder_open(path).error().code, Code::not_found);
     ASSERT_TRUE(folder_rename(path + ".new", path).ok());
@@ -277,7 +281,8 @@ TEST_F(DiskTest, block_device_is_a_disk) {
   const std::string device = "/dev/loop" + std::to_string(number);
   Fd loop(::open(device.c_str(), O_RDWR | O_CLOEXEC));
   Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!loop.valid() || ::ioctl(loop.get(), LOOP_SET_FD, file.get()) != 0) GTEST_SKIP() << "no loop devices here";
+  if (!loop.valid() || ::ioctl(loop.get(), LOOP_SET_FD, file.get()) != 0)
+    GTEST_SKIP() << "no loop devices here";
   {
     auto opened = disk_open(device);
     EXPECT_TRUE(opened.ok());

@@ -405,7 +405,8 @@ TEST_P(Erasures, golden_vectors) {
 
 TEST(CrossCheck, ParityZeroIsTheXorOfTheDataAndNothingElseIs) {
   Rng rng(20261130);
-  for (const Lengths& lengths : {Lengths{8192, 8192, 8192}, Lengths{12288, 4096, 0}, Lengths{5, 4099, 8200}, Lengths{1, 0, 0}}) {
+  for (const Lengths& lengths :
+       {Lengths{8192, 8192, 8192}, Lengths{12288, 4096, 0}, Lengths{5, 4099, 8200}, Lengths{1, 0, 0}}) {
     const Segment segment(3, 2, lengths, rng);
     std::vector<Bytes> columns(segment.columns.begin(), segment.columns.begin() + 4);
     const auto zero = [&] { return xor_is_zero(std::vector<ByteView>(columns.begin(), columns.end())); };

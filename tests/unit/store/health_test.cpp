@@ -27,7 +27,8 @@ struct Watched {
 
 TEST(DiskHealth, disk_that_does_its_work_is_good) {
   Watched disk;
-  for (int i = 0; i < 5000; ++i) ASSERT_EQ(disk.tick(100, 4000 + static_cast<std::uint64_t>(i) % 9000), DiskState::good);
+  for (int i = 0; i < 5000; ++i)
+    ASSERT_EQ(disk.tick(100, 4000 + static_cast<std::uint64_t>(i) % 9000), DiskState::good);
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(disk.tick(0, 0), DiskState::good);
   EXPECT_TRUE(disk.health.reason().empty());
 }

@@ -81,7 +81,8 @@ TEST(SlotIndex, building_is_inserting) {
     }
     const auto stripe_of = [&](std::uint32_t number) { return stripe_of_number[number]; };
     const auto find = [&](std::uint64_t stripe, std::uint32_t column) {
-      return index.find(stripe, stripe_of, [&](std::uint32_t other) { return column_of_number[other] == column; });
+      return index.find(stripe, stripe_of,
+                        [&](std::uint32_t other) { return column_of_number[other] == column; });
     };
     for (const auto& [name, number] : model) ASSERT_EQ(find(name.first, name.second), number);
     // It goes on as any other.

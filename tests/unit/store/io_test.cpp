@@ -64,10 +64,11 @@ struct Pooled {
     std::optional<Sync> begun = volume->sync_begin();
     if (!begun) return Code::ok;
     std::optional<Code> end;
-    EXPECT_TRUE(pool->sync(*std::move(begun), [&](const Status& status) {
-                      volume->sync_end(status);
-                      end = status.ok() ? Code::ok : status.error().code;
-                    })
+    EXPECT_TRUE(pool->sync(*std::move(begun),
+                           [&](const Status& status) {
+                             volume->sync_end(status);
+                             end = status.ok() ? Code::ok : status.error().code;
+                           })
                     .ok());
     EXPECT_TRUE(until([&] { return end.has_value(); }));
     return *end;
@@ -169,7 +170,8 @@ void run_mixed(Disk& disk, IoMode mode, std::uint64_t seed) {
     ASSERT_EQ(p.sync(), Code::ok);
     ASSERT_TRUE(p.until([&] { return p.pool->pending() == 0; }));
     ASSERT_TRUE(p.until([&] {
-      return std::all_of(reads.begin(), reads.end(), [](const auto& r) { return r.second->end.has_value(); }) &&
+      return std::all_of(reads.begin(), reads.end(),
+                         [](const auto& r) { return r.second->end.has_value(); }) &&
              std::all_of(fresh.begin(), fresh.end(), [&](const auto& f) { return p.ends.contains(f.first); });
     }));
     for (const auto& [stripe, blocks] : fresh) ASSERT_EQ(p.ends[stripe], Code::ok);
@@ -298,7 +300,8 @@ TEST(IoPool, read_from_a_later_group_touches_nothing_before_it) {
   const Bytes content = column.content();
   const auto at = static_cast<std::ptrdiff_t>(p.layout.segment_offset(2, 8));
   EXPECT_TRUE(std::equal(content.begin() + at, content.end(), payload.begin() + at));
-  EXPECT_TRUE(std::all_of(content.begin(), content.begin() + at, [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(content.begin(), content.begin() + at, [](std::byte b) { return b == std::byte{0}; }));
   Pooled::Column behind;
   p.read(1, behind, Pooled::Way::whole, [](ColumnRead& job) { job.from_group = 4; });
   ASSERT_TRUE(p.until([&] { return behind.end.has_value(); }));
@@ -330,7 +333,8 @@ TEST(IoPool, reads_from_every_group_on_are_what_was_written) {
           const std::uint64_t bytes = p.layout.segment_bytes(group, blocks);
           const std::uint64_t gap = way == Pooled::Way::whole ? 0 : 4096 * group;
           const ByteView got = columns[i].buffer->first(offset + gap + bytes).subspan(offset + gap);
-          EXPECT_TRUE(std::equal(got.begin(), got.end(), payload.begin() + static_cast<std::ptrdiff_t>(offset)))
+          EXPECT_TRUE(
+              std::equal(got.begin(), got.end(), payload.begin() + static_cast<std::ptrdiff_t>(offset)))
               << blocks << " blocks, from " << from << ", group " << group;
         }
       }
@@ -353,7 +357,8 @@ TEST(IoPool, flipped_bits_and_failed_reads_end_the_read_with_their_code) {
     EXPECT_TRUE(p.until([&] { return column.end.has_value(); }));
     return column.end->status.ok() ? Code::ok : column.end->status.error().code;
   };
-  for (const std::uint64_t where : {std::uint64_t{40}, std::uint64_t{4096 + 77}, std::uint64_t{4096 + 900000}}) {
+  for (const std::uint64_t where :
+       {std::uint64_t{40}, std::uint64_t{4096 + 77}, std::uint64_t{4096 + 900000}}) {
     disk->flip_bit(at.offset + where, 2);
     EXPECT_EQ(code(true), Code::corrupt);
     EXPECT_EQ(code(true, true), Code::corrupt);  // which does not count
@@ -384,7 +389,8 @@ TEST(IoPool, place_that_is_refused_ends_the_read) {
     int asked = 0;
     p.read(1, column, Pooled::Way::scattered, [&](ColumnRead& job) {
       job.place = [&asked, good, place = job.place](const SlotHeader& header, std::uint32_t group) {
-        if (asked++ >= static_cast<int>(good)) return Result<MutableByteView>(Error{Code::stale, 0, "given up"});
+        if (asked++ >= static_cast<int>(good))
+          return Result<MutableByteView>(Error{Code::stale, 0, "given up"});
         return place(header, group);
       };
     });
@@ -512,16 +518,18 @@ TEST(IoPool, slot_is_written_after_the_metadata_that_it_counts_on) {
   ASSERT_TRUE(sync.has_value());
   ASSERT_EQ(sync->table.size(), 1u);
   bool synced = false;
-  ASSERT_TRUE(p.pool->sync(*std::move(sync), [&](const Status& status) {
-                      p.volume->sync_end(status);
-                      synced = status.ok();
-                    })
+  ASSERT_TRUE(p.pool
+                  ->sync(*std::move(sync),
+                         [&](const Status& status) {
+                           p.volume->sync_end(status);
+                           synced = status.ok();
+                         })
                   .ok());
   ASSERT_TRUE(disk.wait_for({first, geometry.segment_offset(1), GatedDisk::flush_mark}));
   // A put into an open segment overtakes the sync.
   ASSERT_EQ(p.put(4, 8), Code::ok);
-  ASSERT_TRUE(disk.wait_for(
-      {first, first + 2 * slot_bytes, geometry.segment_offset(1), GatedDisk::flush_mark}));
+  ASSERT_TRUE(
+      disk.wait_for({first, first + 2 * slot_bytes, geometry.segment_offset(1), GatedDisk::flush_mark}));
   disk.let(GatedDisk::flush_mark);
   disk.let(geometry.record_page_offset(0, 0));
   ASSERT_TRUE(p.until([&] { return synced; }));
@@ -652,7 +660,8 @@ TEST(IoPool, failed_metadata_write_ends_every_put_behind_it) {
   const auto disk = memory(64 * mib, 8 * mib);
   Pooled p(*disk);
   disk->fail_write_in = 0;  // the first put's segment record
-  for (std::uint64_t stripe = 1; stripe <= 4; ++stripe) ASSERT_EQ(p.put(stripe, stripe < 3 ? 8 : 1), Code::ok);
+  for (std::uint64_t stripe = 1; stripe <= 4; ++stripe)
+    ASSERT_EQ(p.put(stripe, stripe < 3 ? 8 : 1), Code::ok);
   ASSERT_TRUE(p.until([&] { return p.ends.size() == 4; }));
   for (const auto& [stripe, code] : p.ends) EXPECT_EQ(code, Code::io) << stripe;
   EXPECT_TRUE(p.volume->broken());

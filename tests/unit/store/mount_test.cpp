@@ -97,7 +97,8 @@ TEST_F(MountTest, failing_disk_takes_no_more_puts_and_tells_di_meta) {
   const std::size_t told = got<wire::meta_volumes>().size();
   for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
     disk->fail_read_in = 0;
-    EXPECT_EQ(read(10 + i, 1, take(2, kv::SlotState::filling)).back().code, static_cast<std::uint16_t>(Code::io));
+    EXPECT_EQ(read(10 + i, 1, take(2, kv::SlotState::filling)).back().code,
+              static_cast<std::uint16_t>(Code::io));
   }
   disk->fail_read_in.reset();
   ASSERT_TRUE(until([&] { return mount().state() == DiskState::failed; }));
@@ -188,7 +189,11 @@ TEST_F(MountTest, budget_that_has_grown_back_is_told_though_nothing_is_written) 
   ASSERT_TRUE(sync.has_value());
   for (const MetaWrite& write : sync->superblock) ASSERT_TRUE(disk->write(write.offset, write.bytes).ok());
   Server::Options options;
-  options.budget = {.endurance_bytes = per_day, .days = 1, .amplification = 1, .spent_part = 1 << 20, .unspent_part = 1 << 19};
+  options.budget = {.endurance_bytes = per_day,
+                    .days = 1,
+                    .amplification = 1,
+                    .spent_part = 1 << 20,
+                    .unspent_part = 1 << 19};
   start(options);
   server->meta_up(meta);
   EXPECT_TRUE(mount().spent());
@@ -557,7 +562,9 @@ TEST_F(MountTest, scrub_that_finds_as_many_bad_columns_as_a_good_disk_may_have_l
   static_cast<void>(mount().volume().list(from, 100, columns));
   ASSERT_EQ(columns.size(), bad);
   for (const Read& slot : columns) mount().read_end(slot);
-  const auto damage = [&](const Read& slot) { disk->flip_bit(slot.offset + slot.slot_class.header_bytes + 77, 3); };
+  const auto damage = [&](const Read& slot) {
+    disk->flip_bit(slot.offset + slot.slot_class.header_bytes + 77, 3);
+  };
   const auto scrub_to_the_end = [&] {
     mount().scrub().start();
     EXPECT_TRUE(until([&] { return !mount().scrub().pass().running; }));

@@ -44,14 +44,15 @@ struct Writer {
     std::optional<Sync> begun = volume->sync_begin();
     if (!begun) return false;
     const std::set<std::uint64_t> covered = strict ? std::exchange(written, {}) : acknowledged;
-    EXPECT_TRUE(pool->sync(*std::move(begun), [this, covered](const Status& status) {
-                      volume->sync_end(status);
-                      if (!status.ok()) return;
-                      // Here a strict put is acknowledged; a standard one cannot be lost any more.
-                      for (const std::uint64_t stripe : covered) {
-                        if (!freed.contains(stripe)) safe.insert(stripe);
-                      }
-                    })
+    EXPECT_TRUE(pool->sync(*std::move(begun),
+                           [this, covered](const Status& status) {
+                             volume->sync_end(status);
+                             if (!status.ok()) return;
+                             // Here a strict put is acknowledged; a standard one cannot be lost any more.
+                             for (const std::uint64_t stripe : covered) {
+                               if (!freed.contains(stripe)) safe.insert(stripe);
+                             }
+                           })
                     .ok());
     return true;
   }
@@ -93,7 +94,8 @@ void run(std::uint64_t seed, bool strict) {
           writer.put(next, blocks_of[next]);
           ++next;
         } else if (what < 0.7 && !writer.safe.empty()) {
-          writer.free(*std::next(writer.safe.begin(), static_cast<std::ptrdiff_t>(rng.below(writer.safe.size()))));
+          writer.free(
+              *std::next(writer.safe.begin(), static_cast<std::ptrdiff_t>(rng.below(writer.safe.size()))));
         } else if (what < 0.8) {
           writer.sync();
         } else {

@@ -383,8 +383,8 @@ struct ServerTest : testing::Test {
   std::unique_ptr<transfer::ShmServer> arena_socket;
   std::function<void()> mid_segment;
   std::optional<std::uint64_t> cut_at;  // where every disk ends now; UINT64_MAX: its file was removed
-  std::function<void()> before_read;   // on the disk's threads; set while nothing reads
-  std::function<void()> before_flush;  // the same; set while nothing is flushed
+  std::function<void()> before_read;    // on the disk's threads; set while nothing reads
+  std::function<void()> before_flush;   // the same; set while nothing is flushed
   std::function<void(std::function<void()>)> put_written;
   std::vector<wire::Envelope> sent;
   std::unique_ptr<NearFabric> fabric;

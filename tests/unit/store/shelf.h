@@ -71,7 +71,7 @@ using PayloadSource = std::function<Status(MutableByteView to)>;
 // checksums before.  `broken` is the writer's: set by a failed metadata write, and then nothing is
 // written any more.
 inline PutOutcome put_run(Disk& disk, const Put& put, const PayloadSource& source, AlignedBuffer& scratch,
-                   bool& broken) {
+                          bool& broken) {
   PutOutcome outcome;
   if (broken) {
     outcome.status = broken_volume();

@@ -60,7 +60,8 @@ TEST(Volume, full_volume_answers_no_space_and_takes_again_after_a_free) {
   while ((last = shelf.put(stripe, 8)).ok()) ++stripe;
   EXPECT_EQ(last.error().code, Code::no_space);
   const std::uint64_t count = stripe - 1;
-  EXPECT_EQ(count, shelf.volume->geometry().segments * (4 * mib / slot_class_of(shelf.layout, shelf.layout.page_bytes(8)).slot_bytes));
+  EXPECT_EQ(count, shelf.volume->geometry().segments *
+                       (4 * mib / slot_class_of(shelf.layout, shelf.layout.page_bytes(8)).slot_bytes));
   EXPECT_EQ(shelf.volume->free(1), 1u);
   EXPECT_EQ(shelf.volume->free(1), 0u);
   EXPECT_TRUE(shelf.put(stripe, 8).ok());
@@ -140,7 +141,7 @@ TEST(Volume, after_a_kill_it_has_the_room_that_was_left) {
   while (shelf.put(stripe + 1, 8).ok()) ++stripe;
   const std::uint64_t room = stripe;
   for (std::uint64_t old = room * 4 / 5 + 1; old <= room; ++old) ASSERT_EQ(shelf.volume->free(old), 1u);
-  shelf.sync_until_clean();  // or what was freed may be there again
+  shelf.sync_until_clean();                  // or what was freed may be there again
   ASSERT_TRUE(shelf.put(++stripe, 8).ok());  // of which no table on the disk knows
   const Volume::Stats before = shelf.volume->stats();
   EXPECT_EQ(before.slots_live, room * 4 / 5 + 1);
@@ -262,7 +263,8 @@ TEST(Volume, failed_slot_write_is_an_error_and_its_slot_is_left_alone) {
 TEST(Volume, torn_slot_write_is_found_at_restart) {
   const std::uint32_t blocks = 2;
   const kv::Layout layout = kv::layout_v41();
-  const std::uint64_t bytes = slot_class_of(layout, layout.page_bytes(blocks)).header_bytes + layout.page_bytes(blocks);
+  const std::uint64_t bytes =
+      slot_class_of(layout, layout.page_bytes(blocks)).header_bytes + layout.page_bytes(blocks);
   for (std::uint64_t torn = 0; torn <= bytes; torn += 4096) {
     Shelf shelf(4 * mib, 512 << 10);
     ASSERT_TRUE(shelf.put(1, blocks).ok());

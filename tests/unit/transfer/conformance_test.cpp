@@ -115,9 +115,9 @@ struct FabricTest : testing::TestWithParam<Kind> {
       std::cout << node->self.instance << ": ops=" << node->fabric->gauges().ops << " failed=" << c.ops_failed
                 << " dials=" << c.dials << " dials_failed=" << c.dials_failed
                 << " tickets=" << c.refused_ticket << " transfer=" << c.refused_transfer
-                << " late=" << c.refused_late << " stale=" << c.refused_stale << " bounds=" << c.refused_bounds
-                << " seal=" << c.refused_seal << " malformed=" << c.malformed
-                << " connections=" << c.refused_connections << "\n";
+                << " late=" << c.refused_late << " stale=" << c.refused_stale
+                << " bounds=" << c.refused_bounds << " seal=" << c.refused_seal
+                << " malformed=" << c.malformed << " connections=" << c.refused_connections << "\n";
     }
   }
 

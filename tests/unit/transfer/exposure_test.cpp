@@ -22,7 +22,8 @@ struct ExposureTest : testing::Test {
 
   std::optional<Refused> refused(TransferId transfer, Access access = Access::write,
                                  std::uint32_t generation = 1) {
-    const Admission admission = exposures.check(peer, transfer, access, {{3, generation}, 0, 64}, region, now);
+    const Admission admission =
+        exposures.check(peer, transfer, access, {{3, generation}, 0, 64}, region, now);
     return admission.refusal ? std::optional(admission.refusal->why) : std::nullopt;
   }
 };

@@ -28,16 +28,13 @@ class Fill {
   void field(std::string_view, Key& v) { v.raw.fill(static_cast<std::byte>(next())); }
   void field(std::string_view, RequestId& v) { v.raw.fill(static_cast<std::byte>(next())); }
   template <class T>
-    requires(!std::same_as<T, std::byte>)
-  void field(std::string_view name, List<T>& v) {
+  requires(!std::same_as<T, std::byte>) void field(std::string_view name, List<T>& v) {
     v.resize(2);
     for (T& item : v) field(name, item);
   }
   template <class R>
-    requires std::is_class_v<R>
-  void field(std::string_view, R& record) {
-    visit_fields(*this, record);
-  }
+  requires std::is_class_v<R>
+  void field(std::string_view, R& record) { visit_fields(*this, record); }
 
  private:
   U64 next() { return ++count_; }
@@ -115,7 +112,8 @@ TEST(Codec, NumbersAndNamesAreUnique) {
     EXPECT_TRUE(names.insert(info.name).second) << info.name;
     EXPECT_TRUE(info.is_record || numbers.insert(info.number).second) << info.name;
     EXPECT_FALSE(info.sentence.empty());
-    for (const FieldInfo& field : info.fields) EXPECT_FALSE(field.sentence.empty()) << info.name << field.name;
+    for (const FieldInfo& field : info.fields)
+      EXPECT_FALSE(field.sentence.empty()) << info.name << field.name;
   }
   EXPECT_EQ(message_name(meta_match::number), "meta_match");
   EXPECT_EQ(message_name(0xfff0), "");
