@@ -507,7 +507,7 @@ void Core::settle_reads(const Now& now) {
       moved = true;
       switch (progress.purpose) {
         case Reads::For::page:
-          fillings_.read_progress(progress, now);
+          fillings_.read_progress(progress);
           hear_fillings(now);
           break;
         case Reads::For::rebuild:

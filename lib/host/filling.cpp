@@ -206,7 +206,7 @@ std::uint64_t Fillings::column_bytes(const Filling& filling, const Part& part, s
 std::vector<Rebuilds::Part> Fillings::parts_of(const Filling& filling) {
   std::vector<Rebuilds::Part> parts;
   for (const Part& part : filling.parts)
-    parts.push_back({part.groups, part.missing, part.skipped, part.source});
+    parts.push_back({part.groups, part.missing, part.skipped, false, part.source});
   return parts;
 }
 
@@ -230,7 +230,7 @@ void Fillings::unpin(PinSet& pins) {
 
 // ---- What comes ------------------------------------------------------------------------------------------
 
-void Fillings::read_progress(const Reads::Progress& progress, const Now& now) {
+void Fillings::read_progress(const Reads::Progress& progress) {
   const auto named = by_transfer_.find(progress.transfer);
   if (named == by_transfer_.end()) return;
   const auto [slot, number] = named->second;
@@ -240,13 +240,13 @@ void Fillings::read_progress(const Reads::Progress& progress, const Now& now) {
     by_transfer_.erase(named);
     part.transfer = 0;
     if (!filling.arena) reads_.report(filling.page, part.column, part.source, progress.code);
-    return part_lost(slot, number, lost_of(progress.code), now);
+    return part_lost(slot, number, lost_of(progress.code));
   }
   part.groups = progress.groups;
   if (rebuilds_.has(slot)) rebuilds_.part_moved(slot, number, progress.groups);
   const bool missing =
       std::any_of(filling.parts.begin(), filling.parts.end(), [](const Part& p) { return p.missing; });
-  if (!missing) verify(slot, now);
+  if (!missing) verify(slot);
   // What was wrong was given up.
   if (!progress.over || !by_transfer_.contains(progress.transfer)) return;
   if (const auto read = reads_.view(progress.transfer); read && !filling.arena) {
@@ -261,7 +261,7 @@ void Fillings::read_progress(const Reads::Progress& progress, const Now& now) {
   end(slot);
 }
 
-void Fillings::verify(std::uint32_t slot, const Now& now) {
+void Fillings::verify(std::uint32_t slot) {
   const Filling& filling = fillings_.at(slot);
   while (true) {
     const Page& page = pages_.at(slot);
@@ -284,7 +284,7 @@ void Fillings::verify(std::uint32_t slot, const Now& now) {
     ++counters_.columns_corrupt;
     if (!found->second.arena) reads_.report(found->second.page, part.column, part.source, Code::corrupt);
     give_up_read(part);
-    part_lost(slot, i, Lost::checksum, now);
+    part_lost(slot, i, Lost::checksum);
   }
 }
 
@@ -309,14 +309,14 @@ void Fillings::give_up_read(Part& part) {
   reads_.give_up(std::exchange(part.transfer, 0));
 }
 
-void Fillings::part_lost(std::uint32_t slot, std::uint32_t part, Lost why, const Now& now) {
+void Fillings::part_lost(std::uint32_t slot, std::uint32_t part, Lost why) {
   Filling& filling = fillings_.at(slot);
-  if (rebuilds_.has(slot)) {
-    give_up_late(slot, now);
-  } else {
-    filling.why = why;
+  if (!rebuilds_.has(slot)) {
     for (Part& other : filling.parts) other.late = false;
   }
+  if (std::none_of(filling.parts.begin(), filling.parts.end(),
+                   [](const Part& other) { return other.missing; }))
+    filling.why = why;
   filling.parts[part].missing = true;
   if (!filling.stripe || filling.stripe->shape.parity_columns() == 0) return fail(slot, why);
   if (rebuilds_.has(slot)) {
@@ -406,6 +406,7 @@ void Fillings::hedge(std::uint32_t slot, const Now& now) {
     const auto read = reads_.view(part.transfer);
     if (!read || !read->begun || read->since + part.late_after > now.liveness) continue;
     parts[i].missing = true;
+    parts[i].late = true;
     late.push_back(i);
   }
   const auto count = static_cast<std::uint32_t>(late.size());

@@ -99,7 +99,7 @@ class Fillings {
   void unpin(PinSet& pins);
 
   // Of reads for pages.
-  void read_progress(const Reads::Progress& progress, const Now& now);
+  void read_progress(const Reads::Progress& progress);
   // Of rebuilds of pages.
   void rebuild_progress(const Rebuilds::Progress& progress, const Now& now);
   // Nothing may be read under it any more.
@@ -169,14 +169,14 @@ class Fillings {
   [[nodiscard]] static std::vector<Rebuilds::Part> parts_of(const Filling& filling);
 
   // Verifies the groups that are there, each once.
-  void verify(std::uint32_t slot, const Now& now);
+  void verify(std::uint32_t slot);
   // Parts whose next group is not what the plan says.
   [[nodiscard]] std::vector<std::uint32_t> wrong_parts(std::uint32_t slot, const Filling& filling);
   void give_up_read(Part& part);
-  void part_lost(std::uint32_t slot, std::uint32_t part, Lost why, const Now& now);
+  void part_lost(std::uint32_t slot, std::uint32_t part, Lost why);
   // False when none was, or their stores are away.
   bool read_skipped(std::uint32_t slot);
-  // The hedge of a page has what it needs, or one of its other columns is lost.
+  // The hedge of a page has what it needs.
   void give_up_late(std::uint32_t slot, const Now& now);
   // When the first of its columns is late.
   [[nodiscard]] Instant late_at(const Filling& filling) const;

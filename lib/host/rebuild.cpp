@@ -111,17 +111,40 @@ bool Rebuilds::hedge(const StripeRef& plan, std::uint32_t slot, std::uint32_t in
 void Rebuilds::part_moved(std::uint32_t slot, std::uint32_t part, std::uint32_t groups) {
   const auto found = by_slot_.find(slot);
   if (found == by_slot_.end()) return;
-  Target& target = rebuilds_.at(found->second).targets.at(slot);
-  target.parts[part].groups = groups;
+  Rebuild& rebuild = rebuilds_.at(found->second);
+  Target& target = rebuild.targets.at(slot);
+  Part& moved = target.parts[part];
+  moved.groups = groups;
+  if (groups < rebuild.plan->shape.groups() || !std::exchange(moved.late, false)) return;
+  moved.missing = false;
+  settle_hedge(target);
 }
 
 void Rebuilds::part_missing(std::uint32_t slot, std::uint32_t part) {
   const auto found = by_slot_.find(slot);
   if (found == by_slot_.end()) return;
   Target& target = rebuilds_.at(found->second).targets.at(slot);
-  if (target.late) ++counters_.rebuilds;
-  target.late = false;
   target.parts[part].missing = true;
+  target.parts[part].late = false;
+  settle_hedge(target);
+}
+
+void Rebuilds::settle_hedge(Target& target) {
+  const auto some = [&](bool Part::*is) {
+    return std::any_of(target.parts.begin(), target.parts.end(), [&](const Part& part) { return part.*is; });
+  };
+  if (!target.late || some(&Part::late) || !some(&Part::missing)) return;
+  target.late = false;
+  ++counters_.rebuilds;
+}
+
+void Rebuilds::call_off(Found found, std::uint32_t slot) {
+  Target& target = found->second.targets.at(slot);
+  for (Part& part : target.parts) {
+    if (std::exchange(part.late, false)) part.missing = false;
+  }
+  settle_hedge(target);
+  if (target.late) erase_target(found, slot);
 }
 
 void Rebuilds::drop(std::uint32_t slot) {
@@ -249,6 +272,27 @@ Strip Rebuilds::strip_of(const Rebuild& rebuild, std::uint16_t column, std::uint
   const auto held = rebuild.pages.find(page);
   const std::uint32_t slot = held != rebuild.pages.end() ? held->second : rebuild.rooms.at(page);
   return strip_in(*rebuild.plan, slot, column, group);
+}
+
+bool Rebuilds::sound(const Rebuild& rebuild, std::uint16_t column) const {
+  for (std::uint32_t group = 0; group < rebuild.plan->shape.groups(); ++group) {
+    const Strip strip = strip_of(rebuild, column, group);
+    if (strip.bytes > 0 && port_.segment_crc(strip.offset, strip.bytes) != rebuild.plan->crc(column, group))
+      return false;
+  }
+  return true;
+}
+
+bool Rebuilds::parts_sound(const Rebuild& rebuild) const {
+  for (const auto& [slot, target] : rebuild.targets) {
+    for (std::uint32_t part = 0; part < target.parts.size(); ++part) {
+      const auto column = static_cast<std::uint16_t>(*target.index * rebuild.plan->shape.parts() + part);
+      const bool came =
+          !target.parts[part].missing && target.parts[part].groups == rebuild.plan->shape.groups();
+      if (came && !sound(rebuild, column)) return false;
+    }
+  }
+  return true;
 }
 
 std::uint32_t Rebuilds::coming(const Rebuild& rebuild) const {
@@ -390,6 +434,12 @@ void Rebuilds::read_progress(const Reads::Progress& progress) {
   Column& column = rebuild.columns.at(number);
   column.groups = progress.groups;
   if (!progress.over) return;
+  const bool hedge = std::any_of(rebuild.targets.begin(), rebuild.targets.end(),
+                                 [](const auto& item) { return item.second.late; });
+  if (hedge && !sound(rebuild, number)) {
+    ++counters_.columns_corrupt;
+    return column_bad(rebuild, number, Code::corrupt);
+  }
   by_transfer_.erase(named);
   column.transfer = 0;
   if (const auto read = reads_.view(progress.transfer)) {
@@ -430,6 +480,7 @@ void Rebuilds::column_bad(Rebuild& rebuild, std::uint16_t column, Code code) {
 
 bool Rebuilds::pump() {
   const std::uint64_t asked = counters_.scratch_reads;
+  bool called_off = false;
   std::vector<Id> all;
   for (const auto& [id, rebuild] : rebuilds_) all.push_back(id);
   for (const Id id : all) {
@@ -448,9 +499,8 @@ bool Rebuilds::pump() {
       for (const auto& [slot, target] : rebuild.targets) {
         if (target.late) late.push_back(slot);
       }
-      const bool only_late = late.size() == rebuild.targets.size();
-      for (const std::uint32_t slot : late) erase_target(found, slot);
-      if (only_late) continue;
+      for (const std::uint32_t slot : late) call_off(found, slot);
+      if (!rebuilds_.contains(id)) continue;
       enough = gather(id, rebuild);
     }
     if (!enough) {
@@ -468,16 +518,24 @@ bool Rebuilds::pump() {
       continue;
     }
     const std::uint32_t last = rebuild.plan->shape.groups() - 1;
+    std::vector<std::uint32_t> unsound;
     for (auto& [slot, target] : rebuild.targets) {
       if (!target.late || target.told || there(rebuild, last) < rebuild.plan->shape.data_stored()) continue;
       const bool own = std::all_of(target.parts.begin(), target.parts.end(),
                                    [&](const Part& part) { return part.missing || part.groups > last; });
       if (!own) continue;
+      // What is late must not be given up for what turns out to be wrong; scratch was compared when it came.
+      if (!parts_sound(rebuild)) {
+        unsound.push_back(slot);
+        continue;
+      }
       target.told = true;
       progress_.push_back({Progress::Kind::decodable, slot, 0, 0});
     }
+    for (const std::uint32_t slot : unsound) call_off(found, slot);
+    called_off = called_off || !unsound.empty();
   }
-  return counters_.scratch_reads != asked;
+  return called_off || counters_.scratch_reads != asked;
 }
 
 std::size_t Rebuilds::pins() const {

@@ -23,7 +23,8 @@
 // page then compares its own as with any other arrival, group after group.
 //
 // A hedge is a rebuild of a column that is late: it reads at most hedge_reads_max parity columns, and when it
-// could decode everything it says so; its page then gives the late read up, or has it meanwhile.
+// could decode everything, out of columns that were compared, it says so; its page then gives the late read up,
+// or has it meanwhile.  Late is not lost: when columns are, and there is not enough for both, it waits for the late.
 //
 // Owner: the core of a di-kvd host.  Bounds: rebuilds_max; scratch of one stripe each; one layer group a step.
 #pragma once
@@ -98,6 +99,7 @@ class Rebuilds {
     std::uint32_t groups = 0;  // that came
     bool missing = false;
     bool skipped = false;  // missing, but it could be read
+    bool late = false;     // missing for a hedge, but it comes
     Reads::Source source{};
   };
 
@@ -175,6 +177,10 @@ class Rebuilds {
   Found begin(const StripeRef& plan, std::uint8_t priority, std::uint64_t lease);
   void join(Found found, std::uint32_t slot, std::uint32_t index, std::vector<Part> parts, bool late);
   void erase_target(Found found, std::uint32_t slot);
+  // A hedge of which nothing is late any more, and some is missing, is one no more.
+  void settle_hedge(Target& target);
+  // It waits for what is late after all, and makes only what is lost.
+  void call_off(Found found, std::uint32_t slot);
   void end(Found found);
   // Missing columns of a target.
   [[nodiscard]] static std::vector<std::uint16_t> missing(const Rebuild& rebuild, const Target& target);
@@ -184,6 +190,10 @@ class Rebuilds {
   [[nodiscard]] Strip strip_of(const Rebuild& rebuild, std::uint16_t column, std::uint32_t group) const;
   [[nodiscard]] Strip strip_in(const StripePlan& plan, std::uint32_t slot, std::uint16_t column,
                                std::uint32_t group) const;
+  // Every byte of a column is there and as the plan has it.
+  [[nodiscard]] bool sound(const Rebuild& rebuild, std::uint16_t column) const;
+  // The same of the parts of its pages that came.
+  [[nodiscard]] bool parts_sound(const Rebuild& rebuild) const;
   [[nodiscard]] std::uint32_t coming(const Rebuild& rebuild) const;
   [[nodiscard]] std::uint32_t there(const Rebuild& rebuild, std::uint32_t group) const;
   // Pins pages of the stripe that the arena has or awaits.

@@ -6,17 +6,18 @@ namespace {
 
 const wire::Scope asked{stripe_request(1), 1, 0, 0};
 
-// Four pages in one stripe of 4+2, read often enough to know the stores.
+// Pages in one stripe of 4+2, read often enough to know the stores.
 class Known : public StripeWorld {
  public:
   // `slow`: the store of this column takes a second longer than the others.
-  explicit Known(const Hedge::Limits& hedge, std::optional<std::uint16_t> slow = std::nullopt)
-      : StripeWorld(with(hedge)) {
+  explicit Known(const Hedge::Limits& hedge, std::optional<std::uint16_t> slow = std::nullopt,
+                 std::uint32_t pages = 4, std::uint32_t page_blocks = 3)
+      : StripeWorld(with(hedge)), blocks(pages * page_blocks) {
     work_time = milliseconds(1);
     write(1000, 0, 1);
     StripeWorld::settle();
     core->on_peer_lost(meta, now);
-    for (std::uint32_t page = 0; page < 4; ++page) write(1, page * 3, 3);
+    for (std::uint32_t page = 0; page < pages; ++page) write(1, page * page_blocks, page_blocks);
     core->on_peer_up(meta, PeerKind::meta, false, now);
     StripeWorld::settle();
     id = find(stripe_key(1, 0))->first;
@@ -30,13 +31,13 @@ class Known : public StripeWorld {
         work.insert(work.end(), held.begin(), held.end());
         StripeWorld::settle();
       }
-      EXPECT_EQ(brought(), 12u);
+      EXPECT_EQ(brought(), blocks);
       release();
     }
   }
   void ask() {
     reads = 0;
-    say(rank, asked, wire::kv_fetch{stripe_keys(1, 0, 12)});
+    say(rank, asked, wire::kv_fetch{stripe_keys(1, 0, blocks)});
     while (!mail.empty()) deliver(0);
   }
   // What the store of a column was to do.
@@ -56,7 +57,7 @@ class Known : public StripeWorld {
     verify_shown();
     return std::min(fetching[asked.request].blocks, ready[asked.request].failed_block);
   }
-  [[nodiscard]] bool complete() { return ready[asked.request].complete && brought() == 12; }
+  [[nodiscard]] bool complete() { return ready[asked.request].complete && brought() == blocks; }
   void release() {
     say(rank, asked, wire::kv_release{});
     ready.erase(asked.request);
@@ -70,6 +71,7 @@ class Known : public StripeWorld {
     ASSERT_GT(due, now.liveness);
     advance(due - now.liveness);
   }
+  const std::uint32_t blocks;
   std::uint64_t id = 0;
 
  private:
@@ -128,6 +130,63 @@ TEST(StripeHedge, ALateColumnAndALostOne) {
   }
   EXPECT_TRUE(world.complete());
   world.release();
+}
+
+// One page of three parts: with two of them late, all parity is read for those.
+class TwoLate : public Known {
+ public:
+  TwoLate() : Known({}, std::nullopt, 1, 4) {}
+  void ask_until_late() {
+    ask();
+    EXPECT_EQ(work.size(), 3u);
+    for (const std::uint16_t column : {std::uint16_t{1}, std::uint16_t{2}}) {
+      for (const Work& item : hold(column)) late.push_back(item);
+    }
+    settle();
+    advance(milliseconds(500));
+    EXPECT_EQ(core->fillings().counters().hedges, 1u);
+    EXPECT_EQ(reads, 5u);
+  }
+  // A byte of the last layer group.
+  void spoil_end(std::uint16_t column) {
+    spoil(id, column, shape_of(stripes.at(id)).column_bytes(column) - 1);
+  }
+  void late_come() {
+    work.insert(work.end(), late.begin(), late.end());
+    late.clear();
+    settle();
+  }
+  std::deque<Work> late;
+};
+
+TEST(StripeHedge, WhatIsLateIsNotGivenUpForWhatIsLost) {
+  TwoLate world;
+  world.spoil(world.id, 0, 0);
+  world.ask_until_late();
+  world.hold(4);      // for good: one of parity is enough for what is lost
+  world.late_come();  // and the first group can be compared
+  ASSERT_EQ(world.read_failed.size(), 1u);
+  EXPECT_EQ(world.read_failed[0].column, 0u);
+  EXPECT_TRUE(world.complete());
+  EXPECT_EQ(world.core->rebuilds().counters().failed, 0u);
+  world.release();
+}
+
+TEST(StripeHedge, WhatIsLateIsNotGivenUpForWhatIsWrong) {
+  for (const std::uint16_t wrong : {std::uint16_t{0}, std::uint16_t{4}, std::uint16_t{5}}) {
+    SCOPED_TRACE(wrong);
+    TwoLate world;
+    world.spoil_end(wrong);
+    world.ask_until_late();
+    world.settle();
+    EXPECT_EQ(world.core->fillings().counters().hedges_won, 0u);
+    world.late_come();
+    EXPECT_TRUE(world.complete());
+    EXPECT_EQ(world.core->rebuilds().counters().failed, 0u);
+    ASSERT_EQ(world.read_failed.size(), 1u);
+    EXPECT_EQ(world.read_failed[0].column, wrong);
+    world.release();
+  }
 }
 
 TEST(StripeHedge, WithoutBudgetItWaits) {
