@@ -264,6 +264,7 @@ def kills_in_the_middle_of_writes_leave_no_file_behind():
                 put = fleet.metric(store, "di_store_puts_total{outcome=done}")
                 wait_for(lambda: fleet.metric(store, "di_store_puts_total{outcome=done}") > put + 1, "writes")
                 fleet.kill(store)
+            wait_for(lambda: not fleet.alive(store), "the end of the store")
             fleet.up()
             everybody_is_there(fleet)
             assert files() == one, files()
