@@ -10,6 +10,18 @@ namespace {
 // Through a server, which is who has mounts.
 using MountTest = ServerTest;
 
+// Reads of stripe 2 on volume 1 fail too often.
+void second_disk_fails(ServerTest& test) {
+  for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
+    test.more_disks[0]->fail_read_in = 0;
+    wire::kv_read want = test.read_of(10 + i, 2, test.take(2, kv::SlotState::filling));
+    want.volume = 1;
+    EXPECT_EQ(test.answers_to(want).back().code, static_cast<std::uint16_t>(Code::io));
+  }
+  test.more_disks[0]->fail_read_in.reset();
+  ASSERT_TRUE(test.until([&] { return test.mount(1).state() == DiskState::failed; }));
+}
+
 TEST_F(MountTest, full_volume_answers_no_space_until_stripes_are_freed) {
   start_with_host();
   const wire::SlotRef page = sealed_page(1, 8);
@@ -282,14 +294,7 @@ TEST_F(MountTest, failed_volume_is_out_of_service_alone) {
   server->meta_up(meta);
   ASSERT_EQ(put_to(0, 1, 2), Code::ok);
   ASSERT_EQ(put_to(1, 2, 2), Code::ok);
-  for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
-    more_disks[0]->fail_read_in = 0;
-    wire::kv_read want = read_of(10 + i, 2, take(2, kv::SlotState::filling));
-    want.volume = 1;
-    EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::io));
-  }
-  more_disks[0]->fail_read_in.reset();
-  ASSERT_TRUE(until([&] { return mount(1).state() == DiskState::failed; }));
+  ASSERT_NO_FATAL_FAILURE(second_disk_fails(*this));
   EXPECT_EQ(mount(0).state(), DiskState::good);
   const std::vector<wire::VolumeState> told = got<wire::meta_volumes>().back().volumes;
   EXPECT_EQ(told.at(0).state, 0u);
@@ -377,14 +382,7 @@ TEST_F(MountTest, volume_that_failed_comes_back_when_it_is_opened_again) {
   EXPECT_EQ(server->volume_close(1, never).error().code, Code::busy) << "it serves";
   EXPECT_EQ(server->volume_close(2, never).error().code, Code::not_found);
   more_disks[0]->fail_read_in = 0;
-  for (std::uint64_t i = 0; i <= DiskHealth::errors_max; ++i) {
-    more_disks[0]->fail_read_in = 0;
-    wire::kv_read want = read_of(10 + i, 2, take(2, kv::SlotState::filling));
-    want.volume = 1;
-    EXPECT_EQ(answers_to(want).back().code, static_cast<std::uint16_t>(Code::io));
-  }
-  more_disks[0]->fail_read_in.reset();
-  ASSERT_TRUE(until([&] { return mount(1).state() == DiskState::failed; }));
+  ASSERT_NO_FATAL_FAILURE(second_disk_fails(*this));
   // One read is under way: the disk is not let go of before it has ended.
   std::promise<void> go;
   std::shared_future<void> gate = go.get_future().share();
