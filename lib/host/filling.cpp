@@ -369,6 +369,8 @@ bool Fillings::read_skipped(std::uint32_t slot) {
         want.source = *store;
         want.message.volume = column->volume;
         want.message.column = column->column;
+        // What is shown already is right, and may be read: nobody writes there.
+        want.message.from_group = pages_.at(slot).groups;
         part.missing = false;
         start_read(slot, i, want);
         some = true;
@@ -377,6 +379,8 @@ bool Fillings::read_skipped(std::uint32_t slot) {
     }
     whole = false;
   }
+  // Not sooner: it may be the last that holds the lease.
+  rebuilds_.drop(slot);
   if (some && !whole) rebuild(slot, filling);
   return some;
 }

@@ -510,10 +510,7 @@ bool Rebuilds::pump() {
                         [](const Part& part) { return part.skipped; }))
           skipped.push_back(slot);
       }
-      for (const std::uint32_t slot : skipped) {
-        progress_.push_back({Progress::Kind::unskip, slot, 0, 0});
-        erase_target(found, slot);
-      }
+      for (const std::uint32_t slot : skipped) progress_.push_back({Progress::Kind::unskip, slot, 0, 0});
       if (skipped.empty()) fail(found);
       continue;
     }

@@ -87,7 +87,7 @@ class Rebuilds {
       group,      // the page's next group is there and verified
       failed,     // it will not come
       decodable,  // of a hedge
-      unskip,     // columns of it that were skipped are needed after all: its rebuild is over
+      unskip,     // columns of it that were skipped are needed after all: read them, then drop() it here
     };
     Kind kind = Kind::group;
     std::uint32_t slot = 0;    // of a page

@@ -19,6 +19,7 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   read->want = want;
   read->mount = mount;
   read->read = *begun;
+  read->told = want.from_group;
   ++remote_;
   Transfer& transfer = transfers_[id];
   transfer.began = loop_.monotonic_now();
@@ -27,7 +28,6 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   read->payload = buffers_->take(begun->payload_bytes);
   const MutableByteView payload = read->payload.first(begun->payload_bytes);
   ColumnRead job = job_of(want, *begun, transfer);
-  job.from_group = 0;
   job.whole = [payload] { return payload; };
   job.place = [read, payload, places = std::make_shared<Places>(want, layouts_)](
                   const SlotHeader& header, std::uint32_t group) -> Result<MutableByteView> {
@@ -57,8 +57,10 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
 void Server::remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group) {
   for (; read->begun <= group; ++read->begun) {
     const Strip strip = read->strips[read->begun];
-    // An empty segment is there as soon as those before it are.
-    if (strip.bytes == 0) {
+    if (read->begun < read->want.from_group) {
+      // The host has it, and may show it to a reader.
+    } else if (strip.bytes == 0) {
+      // An empty segment is there as soon as those before it are.
       read->arrived |= 1u << read->begun;
     } else {
       remote_segment(read, read->begun);

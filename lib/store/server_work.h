@@ -40,7 +40,7 @@ struct Server::RemoteRead {
   std::uint32_t begun = 0;  // segments [0, begun) are on their way or there
   std::uint64_t begun_bytes = 0;
   std::uint32_t arrived = 0;  // bitmap
-  std::uint32_t told = 0;     // segments [0, told)
+  std::uint32_t told = 0;     // segments [0, told), or they were not wanted
   std::set<transfer::OpId> moving;
   bool disk_over = false;
   Status disk;  // its error, when that was what went wrong first

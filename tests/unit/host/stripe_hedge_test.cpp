@@ -256,5 +256,66 @@ TEST(StripeHedge, WhatWasSkippedIsReadWhenItIsNeeded) {
   world.release();
 }
 
+// A page of which a column was skipped, and was made for its first layer group: its reader has that.
+TEST(StripeHedge, WhatWasSkippedIsReadBehindWhatIsShown) {
+  Known world{no_hedges(), 1};
+  world.ask();
+  ASSERT_EQ(world.work.size(), 4u);  // 0, 2, 3 and parity
+  for (std::size_t i = 0; i < 4; ++i) world.work_on(i);
+  while (!world.mail.empty()) world.deliver(0);
+  while (world.step()) continue;
+  const auto shown = [&] {
+    std::vector<std::uint32_t> groups;
+    for (const auto& [slot, page] : world.core->pages().all()) {
+      if (page.state == PageState::filling) groups.push_back(page.groups);
+    }
+    return groups;
+  };
+  ASSERT_EQ(shown(), std::vector<std::uint32_t>(4, 1));
+  for (const std::uint16_t column : {std::uint16_t{0}, std::uint16_t{2}})
+    world.stores[world.stripes.at(world.id).columns.at(column)].columns.erase({world.id, column});
+  std::optional<std::uint32_t> from;
+  while (!from && !(world.work.empty() && world.mail.empty())) {
+    if (!world.mail.empty()) {
+      world.deliver(0);
+    } else {
+      world.work_on(0);
+    }
+    for (const auto& item : world.work) {
+      if (item.read && item.read->column == 1) from = item.read->from_group;
+    }
+  }
+  EXPECT_EQ(from, 1u);
+  world.settle();
+  EXPECT_TRUE(world.complete());
+  world.release();
+}
+
+TEST(StripeHedge, TheLeaseIsHeldUntilWhatWasSkippedIsRead) {
+  Known world{no_hedges(), 1};
+  for (const std::uint16_t column : {std::uint16_t{4}, std::uint16_t{5}})
+    world.stores[world.stripes.at(world.id).columns.at(column)].columns.erase({world.id, column});
+  world.ask();
+  std::deque<StripeWorld::Work> parity = world.hold(4);
+  for (const auto& item : world.hold(5)) parity.push_back(item);
+  ASSERT_EQ(parity.size(), 1u);
+  world.settle();  // the others are there: nobody but the rebuild has the lease
+  ASSERT_EQ(world.leases.size(), 1u);
+  world.work.push_back(parity.front());
+  while (world.hold(1).empty()) {
+    ASSERT_FALSE(world.work.empty() && world.mail.empty());
+    EXPECT_EQ(world.leases.size(), 1u);
+    if (!world.mail.empty()) {
+      world.deliver(0);
+    } else {
+      world.work_on(0);
+    }
+  }
+  EXPECT_EQ(world.leases.size(), 1u);
+  world.core->on_message(
+      wire::Envelope::make(world.rank.instance, world.rank.generation, asked, wire::kv_release{}), world.now);
+  world.turn();
+}
+
 }  // namespace
 }  // namespace di::host

@@ -498,6 +498,7 @@ class StripeWorld {
     fresh.store = i;
     if (message.number == wire::kv_read::number) {
       fresh.read = *message.as<wire::kv_read>();
+      fresh.group = fresh.read->from_group;
       ++reads;
     } else if (message.number == wire::kv_put::number) {
       fresh.put = *message.as<wire::kv_put>();

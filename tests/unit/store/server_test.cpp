@@ -435,6 +435,37 @@ TEST_F(ServerTest, columns_of_every_kind_come_from_another_machine_and_go_there)
   EXPECT_GT(fabric->moves, 0u);
 }
 
+TEST_F(ServerTest, a_read_from_another_machine_starts_at_the_group_asked_for_too) {
+  fabric = std::make_unique<NearFabric>(loop, *owner,
+                                        [this](transfer::OpId op, Code code) { server->moved(op, code); });
+  start();
+  server->host_up(host, false);
+  const Stripe stripe = stripe_of(1, 1, 0, {2});
+  ASSERT_EQ(put(stripe, 0), Code::ok);
+  for (const std::uint32_t from : {2u, 4u}) {
+    wire::kv_read want = read_of(from, 1, take(2, kv::SlotState::filling));
+    want.from_group = from;
+    fabric->moves = 0;
+    say(host, want);
+    ASSERT_TRUE(until([&] { return server->transfers() == 0; }));
+    const auto answers = got<wire::kv_read_done>();
+    ASSERT_FALSE(answers.empty());
+    EXPECT_EQ(bytes_of(want.slot)[0], std::byte{0});
+    if (from == 4) {  // there are four
+      EXPECT_EQ(answers.back().code, static_cast<std::uint16_t>(Code::invalid));
+      EXPECT_EQ(fabric->moves, 0u);
+      continue;
+    }
+    EXPECT_EQ(answers.back().code, 0u);
+    EXPECT_EQ(answers.back().group, 3u);
+    EXPECT_EQ(fabric->moves, 2u);
+    const ByteView there = bytes_of(want.slot);
+    const ByteView page = bytes_of(stripe.slots[0]);
+    const auto begin = static_cast<std::ptrdiff_t>(layout.segment_offset(from, 2));
+    EXPECT_TRUE(std::equal(there.begin() + begin, there.end(), page.begin() + begin, page.end()));
+  }
+}
+
 TEST_F(ServerTest, a_column_that_cannot_be_fetched_is_not_written) {
   fabric = std::make_unique<NearFabric>(loop, *owner,
                                         [this](transfer::OpId op, Code code) { server->moved(op, code); });
