@@ -1,6 +1,5 @@
 #include "store_role.h"
 
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -141,7 +140,7 @@ std::function<void(std::uint64_t)> StoreRole::progress_of(const std::string& pat
 // Under another name until it is whole: a kill in between leaves nothing that looks like a volume.
 Result<store::DiskFile> StoreRole::make_volume(const std::string& path) const {
   const std::string fresh = path + ".new";
-  ::unlink(fresh.c_str());
+  DI_TRY(store::disk_remove(fresh));
   Result<store::DiskFile> made =
       store::disk_create(fresh, config_.capacity_bytes, config_.prewrite, progress_of(path));
   if (!made) return made.error();
@@ -156,7 +155,7 @@ Result<store::DiskFile> StoreRole::make_volume(const std::string& path) const {
 Result<store::DiskFile> StoreRole::make_folder(const std::string& path) const {
   const std::string folder = folder_of(path);
   const std::string fresh = folder + ".new";
-  store::folder_remove(fresh);
+  DI_TRY(store::folder_remove(fresh));
   Result<store::DiskFile> made =
       store::folder_create(fresh, config_.capacity_bytes, config_.prewrite, progress_of(path));
   if (!made) return made.error();

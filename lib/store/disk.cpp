@@ -206,6 +206,9 @@ Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool 
   Result<Fd> fd = open_direct(path, O_RDWR | O_CREAT | O_EXCL, direct);
   if (!fd) return fd.error();
   DI_TRY(disk_lock(fd->get(), path));
+  struct stat named {};
+  if (::fstat(fd->get(), &named) != 0) return errno_error("stat " + path);
+  if (named.st_nlink == 0) return Error{Code::busy, 0, path + ": another process has removed it"};
   // Space is taken now: a volume never meets a full file system later.
   if (const int failed = ::posix_fallocate(fd->get(), 0, static_cast<off_t>(bytes)); failed != 0) {
     ::unlink(path.c_str());
@@ -221,6 +224,13 @@ Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool 
     }
   }
   return file;
+}
+
+Status disk_remove(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd.valid()) return errno == ENOENT ? Status() : errno_error("open " + path);
+  DI_TRY(disk_lock(fd.get(), path));
+  return ::unlink(path.c_str()) == 0 ? Status() : errno_error("remove " + path);
 }
 
 Result<bool> disk_is_blank(Disk& disk) {

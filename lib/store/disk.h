@@ -76,6 +76,8 @@ Result<DiskFile> disk_open(const std::string& path);
 // bytes are written, after every few.  Errors: exists, no_space, unsupported, denied, io.
 Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool prewrite,
                              const std::function<void(std::uint64_t)>& progress = {});
+// What an attempt to make one has left, if there is anything.  Errors: busy (somebody is at it), io.
+Status disk_remove(const std::string& path);
 // Whether the beginning of a disk has never been written to: nobody's device is taken for a volume.
 Result<bool> disk_is_blank(Disk& disk);
 

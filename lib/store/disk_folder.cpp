@@ -276,16 +276,19 @@ Result<DiskFile> folder_create(const std::string& folder, std::uint64_t bytes, b
     return file;
   };
   Result<DiskFile> made = make();
-  if (!made) folder_remove(folder);
+  if (!made) static_cast<void>(folder_remove(folder));
   return made;
 }
 
-void folder_remove(const std::string& folder) {
+Status folder_remove(const std::string& folder) {
+  const Fd lock(::open((folder + "/" + std::string(lock_name)).c_str(), O_RDWR | O_CLOEXEC));
+  if (lock.valid()) DI_TRY(disk_lock(lock.get(), folder));
   // Whatever its numbers are: an attempt may have ended anywhere.
   for (std::size_t number = 0; ::unlink(part_path(folder, number).c_str()) == 0; ++number) {
   }
   ::unlink((folder + "/" + std::string(lock_name)).c_str());
   ::rmdir(folder.c_str());
+  return {};
 }
 
 Status folder_rename(const std::string& from, const std::string& to) {

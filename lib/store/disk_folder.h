@@ -28,8 +28,8 @@ Result<DiskFile> folder_open(const std::string& folder);
 Result<DiskFile> folder_create(const std::string& folder, std::uint64_t bytes, bool prewrite,
                                const std::function<void(std::uint64_t)>& progress = {},
                                std::uint64_t part_bytes_max = folder_part_bytes_max);
-// The parts, the lock and the folder; what else is in it stays, and with it the folder.
-void folder_remove(const std::string& folder);
+// The parts, the lock and the folder, if there is one; what else is in it stays, and with it the folder.  Errors: busy.
+Status folder_remove(const std::string& folder);
 // `to` must not exist, or be an empty folder; the name is durable afterwards.
 Status folder_rename(const std::string& from, const std::string& to);
 

@@ -174,6 +174,18 @@ TEST_P(EachDiskTest, whose_file_was_removed_has_no_length) {
   EXPECT_TRUE(made->disk->read(part_bytes, buffer.first(4096)).ok());  // as long as it is open
 }
 
+TEST_F(DiskTest, what_somebody_is_making_is_not_removed) {
+  EXPECT_TRUE(disk_remove(path).ok());
+  {
+    const auto made = disk_create(path, 1 << 20, false);
+    ASSERT_TRUE(made.ok());
+    EXPECT_EQ(disk_remove(path).error().code, Code::busy);
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  EXPECT_TRUE(disk_remove(path).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 // ---- folders
 
 TEST_F(DiskTest, folder_has_short_files_and_a_name_when_it_is_whole) {
@@ -190,6 +202,7 @@ TEST_F(DiskTest, folder_has_short_files_and_a_name_when_it_is_whole) {
                                                            {"part.3", 124 << 10}}));
     std::filesystem::create_directory(path);  // the operator has made it
     EXPECT_EQ(folder_open(path).error().code, Code::not_found);
+    EXPECT_EQ(folder_remove(path + ".new").error().code, Code::busy);
     ASSERT_TRUE(folder_rename(path + ".new", path).ok());
     EXPECT_EQ(folder_open(path).error().code, Code::busy);
     AlignedBuffer buffer(4096);
@@ -198,7 +211,7 @@ TEST_F(DiskTest, folder_has_short_files_and_a_name_when_it_is_whole) {
     EXPECT_EQ(folder_open(path).error().code, Code::busy);
   }
   EXPECT_TRUE(folder_open(path).ok());
-  folder_remove(path);
+  EXPECT_TRUE(folder_remove(path).ok());
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
@@ -225,10 +238,10 @@ TEST_F(DiskTest, wrong_folders_are_refused) {
     std::filesystem::resize_file(path + part, length);
   }
   EXPECT_TRUE(folder_open(path).ok());
-  folder_remove(path);
+  EXPECT_TRUE(folder_remove(path).ok());
   std::filesystem::create_directories(path + "/photos");
   EXPECT_EQ(folder_open(path).error().code, Code::invalid);
-  folder_remove(path);
+  EXPECT_TRUE(folder_remove(path).ok());
   EXPECT_TRUE(std::filesystem::exists(path + "/photos"));
   std::filesystem::remove_all(path);
   { ASSERT_TRUE(disk_create(path, 1 << 20, false).ok()); }
