@@ -312,6 +312,13 @@ std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const
   if (now_is.degraded == 0 && now_is.unreadable == 0 && repairs_.waiting() == 0 && !leaving) return out;
   if (options_.repair == RepairPolicy::off || repairs_.options().bytes_per_s == 0)
     add("repairs to be switched on");
+  const auto seconds_until = [&](Instant at) {
+    return std::to_string(std::max<std::int64_t>(to_ms(at - now) / 1000, 0)) + " s";
+  };
+  if (!adopting_.empty()) {
+    add("what stores may still bring of stripes found since the start: " + std::to_string(adopting_.size()) +
+        " (decided in " + seconds_until(adopting_.rbegin()->first) + ")");
+  }
   if (repairs_.waiting() > 0) {
     if (arenas_.numbers().empty()) add("a di-kvd host, which makes the columns");
     if (const std::string lack = placements_.lack(); !lack.empty()) add(lack);
@@ -324,12 +331,10 @@ std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const
     if (store.up || store.columns == 0 || (store.gone && now_is.unreadable == 0) || ++count > names_max)
       continue;
     names.append(names.empty() ? "" : ", ").append(instance);
-    if (!store.gone) {
-      const Duration left = store.away_since + options_.repair_after - now;
+    if (!store.gone)
       names.append(" (given up in ")
-          .append(std::to_string(std::max<std::int64_t>(to_ms(left) / 1000, 0)))
-          .append(" s)");
-    }
+          .append(seconds_until(store.away_since + options_.repair_after))
+          .append(")");
   }
   if (count > names_max) names.append(", and ").append(std::to_string(count - names_max)).append(" more");
   if (!names.empty()) add("stores that are away: " + names);

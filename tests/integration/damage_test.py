@@ -1,6 +1,7 @@
 """Twelve stores, 10+2, whose disks damage what is on them while requests run: bits flip, writes are torn and go to another
 place, each stripe losing what its code can repair.  No answer changes and none is computed again; what no read comes by
-the scrub finds; what was damaged is made again, byte for byte, which is compared from outside.
+the scrub finds; what was damaged is made again, byte for byte, which is compared from outside; and stripes are
+cross-checked all the while.
 """
 
 import collections
@@ -126,10 +127,19 @@ def damage_and_repair(fleet, texts, original, rng, number):
     assert not wrong, (wrong, [done.get(name) for name in wrong])
 
 
+def cross_checked(fleet):
+    """Stripes that were damaged and made whole are still what their data columns make."""
+    def count(outcome):
+        return fleet.metric("di-meta.0", f"di_meta_cross_checks_total{{outcome={outcome}}}")
+    before = count("right")
+    wait_for(lambda: count("right") >= before + 3, "three stripes to be cross-checked", 60)
+    assert count("wrong") == 0
+
+
 def the_disks_damage_what_is_on_them(real):
     print(f"  seed {SEED}", flush=True)
     rng = random.Random(SEED)
-    with Fleet("etc/local-ec", [*engine_overrides(real), *SURE_HIT]) as fleet:
+    with Fleet("etc/local-ec", [*engine_overrides(real), *SURE_HIT, "di-meta:store.cross_check=500ms"]) as fleet:
         lengths = LENGTHS[3:7] if real else LENGTHS
         texts = {}
         for number, length in enumerate(lengths):
@@ -142,6 +152,7 @@ def the_disks_damage_what_is_on_them(real):
             damage_and_repair(fleet, texts, original, rng, number)
         read_back(fleet, texts, HOST, **SHORT)
         nothing_is_wrong(fleet)
+        cross_checked(fleet)
         # The script engine compares every byte that is swapped in, and a difference ends its process.
         assert {i: fleet.pid(i) for i in ranks if fleet.alive(i)} == ranks
         fleet.await_idle(60)

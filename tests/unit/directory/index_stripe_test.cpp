@@ -640,8 +640,12 @@ TEST_F(StripeTest, AdoptedColumnByColumn) {
   }
   EXPECT_EQ(hit(1, 8), 8U);
   EXPECT_EQ(index->counters().stripes_adopted, 1U);
+  const auto waits_for = [&](int s) { return index->repairs_wait_for(index->redundancy(), at_s(s)); };
+  EXPECT_EQ(waits_for(20),
+            "what stores may still bring of stripes found since the start: 1 (decided in 100 s)");
   step(200);
   EXPECT_EQ(hit(1, 8), 8U);
+  EXPECT_EQ(waits_for(200), "4+2 wants 6 store nodes, 4 take columns");
 }
 
 TEST_F(StripeTest, TooFewColumnsAreFreedAfterTheGraceOnly) {
