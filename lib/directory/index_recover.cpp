@@ -523,7 +523,8 @@ Index::RepairEnd Index::end_repair(std::uint64_t id, Code code, std::span<const 
                                     [&](const RepairQueue::Aim& aim) { return !is_written(aim.column); });
   const bool all = failed == 0;
   const bool refused = code == Code::no_space && failed == 1;  // nothing of it can have been written
-  const RepairQueue::Running ended = repairs_.finish(id, slot != none && !all, now);
+  const bool wrong = code == Code::corrupt;  // every column is what it was, and no other can be made
+  const RepairQueue::Running ended = repairs_.finish(id, slot != none && !all && !wrong, now);
   leases_.release(ended.host, ended.lease);
   if (!all) ++counters_.repairs_failed;
   // What is to be freed is so when all are in their places: a store may have got one column and not another.
@@ -562,6 +563,10 @@ Index::RepairEnd Index::end_repair(std::uint64_t id, Code code, std::span<const 
     // On another volume of the same store: a free does not tell them apart.
     if (known != nullptr && known->store == each.store) continue;
     free_column(each.store, id, each.column, each.bytes, each.at);
+  }
+  if (slot != none && wrong) {
+    drop(slot, now);
+    return RepairEnd::wrong;
   }
   if (slot != none) {
     adopted_whole(slot);  // it may have gone meanwhile, and come back with a store

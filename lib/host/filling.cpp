@@ -341,6 +341,7 @@ void Fillings::rebuild_progress(const Rebuilds::Progress& progress, const Now& n
       return end(slot);
     }
     case Rebuilds::Progress::Kind::failed:
+    case Rebuilds::Progress::Kind::wrong:
       return fail(slot, found->second.why);
     case Rebuilds::Progress::Kind::unskip:
       if (!read_skipped(slot)) fail(slot, found->second.why);

@@ -629,7 +629,10 @@ void Rebuilds::decode(Found found, std::uint32_t group, const std::vector<std::u
     bool good = true;
     for (const std::uint16_t number : missing(rebuild, target)) good = good && (wrong >> number & 1) == 0;
     if (!target.index) {
-      if (!good) return fail(found);
+      if (!good) {
+        progress_.push_back({Progress::Kind::wrong, 0, group, rebuild.repair});
+        return end(found);
+      }
       ++target.group;
     } else if (!good || !pages_.verify_next(slot)) {
       // Every column is what the plan says, and the page is not: the plan contradicts itself.

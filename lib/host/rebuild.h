@@ -87,12 +87,14 @@ class Rebuilds {
       group,      // the page's next group is there and verified
       failed,     // it will not come
       decodable,  // of a hedge
+      wrong,      // of a repair: every source is what the plan says, and what they make is not
       unskip,     // columns of it that were skipped are needed after all: read them, then drop() it here
     };
     Kind kind = Kind::group;
-    std::uint32_t slot = 0;    // of a page
-    std::uint32_t group = 0;   // the group
-    std::uint64_t repair = 0;  // of columns, instead of a slot: `group` is the last one, or it failed
+    std::uint32_t slot = 0;   // of a page
+    std::uint32_t group = 0;  // the group
+    std::uint64_t repair =
+        0;  // of columns, instead of a slot: `group` is the last one, or it failed, or is wrong
   };
   // What there is of a part of a page.
   struct Part {

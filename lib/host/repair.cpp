@@ -219,6 +219,7 @@ void Repairs::rebuild_progress(const Rebuilds::Progress& progress) {
   const Found found = repairs_.find(progress.repair);
   if (found == repairs_.end() || found->second.state != State::making) return;
   if (progress.kind == Rebuilds::Progress::Kind::failed) return end(found, Code::unreachable);
+  if (progress.kind == Rebuilds::Progress::Kind::wrong) return end(found, Code::corrupt);
   rebuilds_.drop_repair(progress.repair);
   start_puts(found);
 }
@@ -284,7 +285,9 @@ bool Repairs::put_done(const Peer& store, const wire::kv_put_done& done) {
   if (found->second.state != State::putting || target == found->second.targets.end() ||
       target->second.store != store)
     return true;
-  target_over(found, done.column, static_cast<Code>(done.code));
+  // That a store got other bytes than the plan's says nothing of the stripe.
+  const Code code = static_cast<Code>(done.code);
+  target_over(found, done.column, code == Code::corrupt ? Code::io : code);
   return true;
 }
 

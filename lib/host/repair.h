@@ -12,6 +12,7 @@
 //                                                       nothing is; without what parity cannot make up for
 //   making   the rebuild is done                        putting; kv_put per column whose store is up
 //   making   the rebuild failed                         (none); meta_repaired: unreachable
+//   making   what it makes is not what the plan says    (none); meta_repaired: corrupt, the stripe was encoded wrong
 //   putting  the last kv_put_done, its store lost       (none); meta_repaired with what is written
 // A cross-check is a repair without targets: it reads the data columns and parity 0, which is to be their XOR.
 // That finds what no checksum can: a stripe that was encoded wrong, of which every column is what it was.

@@ -63,6 +63,23 @@ TEST_F(CrossCheckTest, OneStripeInAWhileIsReadAndWhatIsWrongGoes) {
   EXPECT_EQ(index->counters().repairs_failed, 0U);
 }
 
+// It would be tried again for ever: every column matches its checksum, and none can be made.
+TEST_F(CrossCheckTest, AStripeThatARepairFindsToBeWrongGoesToo) {
+  start(7, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
+  const auto opened = put(1, 0, 4);
+  index->lost(store(number_of(opened.columns[0])), at_s(2));
+  step(62);
+  const auto repairs = index->repairs(at_s(62));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(answer(repairs[0], Code::corrupt, 63), Index::RepairEnd::wrong);
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->leases(), 0U);
+  EXPECT_EQ(hit(1, 8), 0U);
+  step(200);
+  EXPECT_TRUE(index->repairs(at_s(200)).empty());
+  EXPECT_EQ(index->counters().repairs_failed, 1U);
+}
+
 TEST_F(CrossCheckTest, ThereIsOneAtATimeAndNobodyIsWaitedForForEver) {
   begin(6);
   put(1, 0, 4);

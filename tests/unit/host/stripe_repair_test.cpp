@@ -270,6 +270,46 @@ TEST(StripeCrossCheck, FindsWhatWasEncodedWrongWhateverItsChecksumsSay) {
   }
 }
 
+// A repair finds that too, also of the second parity; it would find it whenever it is tried again.
+TEST(StripeRepair, WhatWasEncodedWrongIsSaidToBe) {
+  for (const std::uint16_t column : {std::uint16_t{1}, std::uint16_t{4}, std::uint16_t{5}}) {
+    SCOPED_TRACE(column);
+    Repaired world(4);
+    encode_wrong(world, column);
+    world.lose(column);
+    world.repair(world.order());
+    world.settle();
+    ASSERT_EQ(world.repaired.size(), 1u);
+    EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::corrupt));
+    EXPECT_TRUE(world.repaired[0].written.empty());
+    EXPECT_TRUE(world.read_failed.empty());
+    world.expect_nothing_held();
+  }
+}
+
+TEST(StripeRepair, BytesThatAStoreDidNotGetAsTheyWereAreNotTheStripesFault) {
+  Repaired world(4);
+  world.lose(0);
+  world.repair(world.order());
+  while (world.work.empty() || !world.work.front().put) {
+    if (!world.mail.empty()) {
+      world.deliver(0);
+    } else if (!world.work.empty()) {
+      world.work_on(0);
+    } else {
+      ASSERT_TRUE(world.step());
+    }
+  }
+  const auto put = *world.work.front().put;
+  const Peer store = world.stores[world.work.front().store].peer;
+  world.work.pop_front();
+  world.say(store, {}, wire::kv_put_done{put.stripe, put.column, static_cast<std::uint16_t>(Code::corrupt)});
+  world.settle();
+  ASSERT_EQ(world.repaired.size(), 1u);
+  EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::io));
+  world.expect_nothing_held();
+}
+
 TEST(StripeCrossCheck, WithoutEveryColumnItSaysNothing) {
   Repaired damaged(4);
   damaged.spoil(damaged.id, 2);
