@@ -101,8 +101,8 @@ void ColumnReads::step_head(Column& column) {
     const MutableByteView whole = job.whole();
     if (whole.size() == read.payload_bytes) column.whole = whole;
   }
-  for (std::uint64_t at = 0; at < column.whole.size(); at += run_bytes_max) {
-    column.parts.push_back({at, std::min<std::uint64_t>(run_bytes_max, column.whole.size() - at)});
+  for (std::uint64_t at = 0; at < column.whole.size(); at += column.parts.back().bytes) {
+    column.parts.push_back({at, std::min<std::uint64_t>(run_bytes(at), column.whole.size() - at)});
   }
   if (!column.whole.empty() && !job.segments.empty() && !job.verify) {
     segments_known(column, job.segments);
@@ -192,6 +192,7 @@ void ColumnReads::segments_known(Column& column, const std::vector<std::uint32_t
 
 void ColumnReads::make_parts(Column& column) {
   const auto groups = static_cast<std::uint32_t>(column.segments->size());
+  const std::uint64_t first = column.segment_at[column.job->from_group];
   for (std::uint32_t group = column.job->from_group; group < groups; ++group) {
     const std::uint64_t at = column.segment_at[group];
     const std::uint64_t bytes = column.segment_at[group + 1] - at;
@@ -200,7 +201,8 @@ void ColumnReads::make_parts(Column& column) {
       const std::uint64_t half = align_up(bytes / 2, disk_align_bytes);
       column.parts.push_back({at, half, true});
       if (half < bytes) column.parts.push_back({at + half, bytes - half});
-    } else if (!column.parts.empty() && column.parts.back().bytes + bytes <= run_bytes_max) {
+    } else if (!column.parts.empty() &&
+               column.parts.back().bytes + bytes <= run_bytes(column.parts.back().offset - first)) {
       column.parts.back().bytes += bytes;
     } else {
       column.parts.push_back({at, bytes});

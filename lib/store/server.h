@@ -254,9 +254,9 @@ class Server {
   void put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome);
   void read_remote(Host& host, const wire::kv_read& want);
   void remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group);
-  void remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group);
+  void remote_move(const std::shared_ptr<RemoteRead>& read, const Strip& run, std::uint32_t segments);
   void remote_tell(RemoteRead& read);
-  void remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code);
+  void remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t segments, Code code);
   void remote_fail(RemoteRead& read, Code code);
   void remote_settle(const std::shared_ptr<RemoteRead>& read);
   void put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code);

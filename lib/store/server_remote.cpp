@@ -55,36 +55,46 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
 }
 
 void Server::remote_read(const std::shared_ptr<RemoteRead>& read, std::uint32_t group) {
+  // What came together and goes to one place goes at once.
+  Strip run;
+  std::uint32_t segments = 0;  // of the run; bitmap
   for (; read->begun <= group; ++read->begun) {
     const Strip strip = read->strips[read->begun];
+    const std::uint32_t bit = 1u << read->begun;
     if (read->begun < read->want.from_group) {
       // The host has it, and may show it to a reader.
     } else if (strip.bytes == 0) {
       // An empty segment is there as soon as those before it are.
-      read->arrived |= 1u << read->begun;
+      read->arrived |= bit;
     } else {
-      remote_segment(read, read->begun);
+      if (segments != 0 && strip.offset != run.offset + run.bytes) {
+        remote_move(read, run, std::exchange(segments, 0));
+        run = {};
+      }
+      if (segments == 0) run.offset = strip.offset;
+      run.bytes += strip.bytes;
+      segments |= bit;
     }
     read->begun_bytes += strip.bytes;
   }
+  if (segments != 0) remote_move(read, run, segments);
   remote_tell(*read);
 }
 
-void Server::remote_segment(const std::shared_ptr<RemoteRead>& read, std::uint32_t group) {
+// The bytes that end at begun_bytes.
+void Server::remote_move(const std::shared_ptr<RemoteRead>& read, const Strip& run, std::uint32_t segments) {
   const Transfer& transfer = transfers_.at(read->id);
   if (read->code != Code::ok || transfer.cancelled->load(std::memory_order_relaxed)) return;
-  const Strip strip = read->strips[group];
-  const transfer::Place to{{read->want.slot.slot, read->want.slot.generation}, strip.offset, strip.bytes};
-  const Result<transfer::OpId> op =
-      fabric_->write(read->id.first, read->id.second, to,
-                     read->payload.first(read->begun_bytes + strip.bytes).subspan(read->begun_bytes),
-                     transfer::Class::fetch);
+  const transfer::Place to{{read->want.slot.slot, read->want.slot.generation}, run.offset, run.bytes};
+  const Result<transfer::OpId> op = fabric_->write(
+      read->id.first, read->id.second, to,
+      read->payload.first(read->begun_bytes).subspan(read->begun_bytes - run.bytes), transfer::Class::fetch);
   if (!op) return remote_fail(*read, op.error().code);
   read->moving.insert(*op);
-  moving_.emplace(*op, [this, read, group, op = *op, bytes = strip.bytes](Code code) {
+  moving_.emplace(*op, [this, read, segments, op = *op, bytes = run.bytes](Code code) {
     read->moving.erase(op);
     if (code == Code::ok) read->bytes += bytes;
-    remote_moved(read, group, code);
+    remote_moved(read, segments, code);
   });
 }
 
@@ -98,12 +108,12 @@ void Server::remote_tell(RemoteRead& read) {
   send(read.id.first, wire::kv_read_done{read.id.second, 0, there - 1});
 }
 
-void Server::remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t group, Code code) {
+void Server::remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t segments, Code code) {
   const bool cancelled = transfers_.at(read->id).cancelled->load(std::memory_order_relaxed);
   if (code != Code::ok) {
     if (!cancelled) remote_fail(*read, code);
   } else {
-    read->arrived |= 1u << group;
+    read->arrived |= segments;
     remote_tell(*read);
   }
   remote_settle(read);

@@ -3,17 +3,22 @@ stores of twelve dead.
 
 etc/local-ec with the script engine, which computes nothing, and the KV layout of DeepSeek-V3 (a page is 64 tokens, 4.5 MB;
 a stripe ten pages and two columns of parity).  Volumes are in FOLDER, memory by default: it is the way there that is
-measured.  In each round, one after the other:
+measured.  Every byte of them was written before, and rounds that are not counted touch the arena and the buffers: memory that
+a process has for the first time costs more than the way.  In each round, one after the other:
 
     sockets   as many bytes over as many plain connections as there are stores, between two processes
     put       a prompt's pages out of the arena, from the question that wants them again to the last stripe published
     fetch     the same prompt with an empty arena, from the bind until every layer group of every page is there and verified
-    degraded  the same with two stores dead, others each round: a fifth of the data columns is made of the rest
 
 and, with a Python environment that has mooncake-transfer-engine-non-cuda and numpy (outside the tree),
 
     Mooncake put, get   units of 1 MiB over TCP into and out of another process's memory: one copy, no parity, no disk and
                         no sum, where ours are written twelve tenths to twelve stores, and compared when they come back
+
+Afterwards, since stores that were dead begin with new memory, in rounds of their own:
+
+    healthy   the fetch of before
+    degraded  the same with two stores dead, others each round: a fifth of the data columns is made of the rest
 
     DI_BUILD_DIR=build python3 tests/bench/stripe_bench.py [--peers VENV] [ROUNDS [FOLDER]]
 """
@@ -39,8 +44,9 @@ from fleet import SURE_HIT, members, pieces, script_fleet, wait_for, words  # no
 
 BLOCK_TOKENS = 64
 PAGE_BYTES = 64 * 70272
-PAGES = 40  # four stripes
+PAGES = 80  # eight stripes
 STORES = 12
+WARM_ROUNDS = 3  # then no process touches memory for the first time
 UNIT = 1 << 20
 # Looking all the time would take one of few cores from what is measured; of a put this is a hundredth.
 LOOK_S = 0.002
@@ -165,12 +171,13 @@ def main():
     stores = [f"di-kvd.node{i}" for i in range(STORES)]
     wide = ["engine.script_layout=v3", "kv.pool=1GiB"]
     rows = [*(f"{program}:{row}" for program in ("di-prefill", "di-decode") for row in wide), *SURE_HIT,
-            f"di-prefill:prefill.chunk_tokens={PAGES * BLOCK_TOKENS}", f"{HOST}:kv.arena_bytes=1073741824",
+            f"di-prefill:prefill.chunk_tokens={PAGES * BLOCK_TOKENS}", f"{HOST}:kv.arena_bytes=536870912",
             f"{HOST}:kv.admit=second_sighting", "di-prefill:kv.overlap=false",
             "di-meta:store.repair=off",
-            *(f"{name}:{row}" for name in stores for row in ("store.capacity=1GiB", "store.segment_bytes=67108864"))]
+            *(f"{name}:{row}" for name in stores
+              for row in ("store.capacity=1GiB", "store.segment_bytes=67108864", "store.prewrite=true"))]
     lines = [{"match": "", "pieces": pieces(*"abcdef"), "finish": "stop"}]
-    compared = [("sockets", "sockets", 1), ("put", "sockets", 0.45), ("fetch", "sockets", 0.6), ("degraded", "fetch", 0.7)]
+    compared = [("sockets", "sockets", 1), ("put", "sockets", 0.45), ("fetch", "sockets", 0.6), ("degraded", "healthy", 0.7)]
     if rivals:
         compared += [("put", "Mooncake put", 1), ("fetch", "Mooncake get", 1)]
     rates = {name: [] for pair in compared for name in pair[:2]}
@@ -181,14 +188,20 @@ def main():
                     peers_bench.Helper(python, "--mooncake", f"--rounds={options.rounds}")))
                 mooncake.round(0)  # connects
             fleet = stack.enter_context(script_fleet(lines, conf="etc/local-ec", overrides=rows))
-            for i in range(options.rounds):
-                prompt = words(PAGES * BLOCK_TOKENS, seed=100 + i)
+            for i in range(WARM_ROUNDS):
+                warm = words(PAGES * BLOCK_TOKENS, seed=90 + i)
+                put(fleet, warm)
+                fetch(fleet, warm)
+            prompts = [words(PAGES * BLOCK_TOKENS, seed=100 + i) for i in range(options.rounds)]
+            for i, prompt in enumerate(prompts):
                 rates["sockets"].append(sockets(PAGES * PAGE_BYTES))
                 rates["put"].append(put(fleet, prompt))
                 rates["fetch"].append(fetch(fleet, prompt))
                 if rivals:
                     for name, rate in zip(("Mooncake put", "Mooncake get"), mooncake.round(i + 1)):
                         rates[name].append(rate * 1e9)
+            for i, prompt in enumerate(prompts):
+                rates["healthy"].append(fetch(fleet, prompt))
                 rates["degraded"].append(degraded(fleet, prompt, [stores[i % STORES], stores[(i + 5) % STORES]]))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
