@@ -50,6 +50,7 @@ WARM_ROUNDS = 3  # then no process touches memory for the first time
 UNIT = 1 << 20
 # Looking all the time would take one of few cores from what is measured; of a put this is a hundredth.
 LOOK_S = 0.002
+EARLY_LOOK_S = 0.01  # while most of a put is still to come
 HOST = "di-kvd.host0"
 
 
@@ -124,6 +125,7 @@ def put(fleet, prompt):
     wait_for(lambda: counted(fleet, "di_kv_writebacks_queued_total") >= queued + PAGES, "its pages to be queued", every=LOOK_S)
     fleet.kill("di-prefill.0", signal.SIGSTOP)
     try:
+        wait_for(lambda: published(fleet) - before >= PAGES // 2, "half of its pages to be published", every=EARLY_LOOK_S)
         pages = wait_for(lambda: (done := published(fleet) - before) >= PAGES and done, "its pages to be published", every=LOOK_S)
         took = time.perf_counter() - begin
     finally:
