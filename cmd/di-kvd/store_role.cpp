@@ -1,6 +1,5 @@
 #include "store_role.h"
 
-
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -145,7 +144,11 @@ Result<store::DiskFile> StoreRole::make_volume(const std::string& path) const {
       store::disk_create(fresh, config_.capacity_bytes, config_.prewrite, progress_of(path));
   if (!made) return made.error();
   if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
-  if (std::rename(fresh.c_str(), path.c_str()) != 0) return errno_error("rename " + fresh);
+  if (Status named = store::disk_rename(fresh, path); !named.ok()) {
+    made->disk.reset();
+    static_cast<void>(store::disk_remove(fresh));
+    return named.error();
+  }
   log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
   made->disk.reset();
   return store::disk_open(path);  // under its name, which errors tell
@@ -160,7 +163,11 @@ Result<store::DiskFile> StoreRole::make_folder(const std::string& path) const {
       store::folder_create(fresh, config_.capacity_bytes, config_.prewrite, progress_of(path));
   if (!made) return made.error();
   if (Status formatted = format(*made->disk); !formatted.ok()) return formatted.error();
-  if (Status named = store::folder_rename(fresh, folder); !named.ok()) return named.error();
+  if (Status named = store::folder_rename(fresh, folder); !named.ok()) {
+    made->disk.reset();
+    static_cast<void>(store::folder_remove(fresh));
+    return named.error();
+  }
   log_info("store", "volume made", {{"path", path}, {"bytes", config_.capacity_bytes}});
   made->disk.reset();
   return store::folder_open(folder);

@@ -230,7 +230,26 @@ Status disk_remove(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd.valid()) return errno == ENOENT ? Status() : errno_error("open " + path);
   DI_TRY(disk_lock(fd.get(), path));
+  // While it waited for the lock another may have been made.
+  struct stat locked {};
+  struct stat named {};
+  if (::fstat(fd.get(), &locked) != 0) return errno_error("stat " + path);
+  if (::stat(path.c_str(), &named) != 0 || named.st_dev != locked.st_dev || named.st_ino != locked.st_ino)
+    return Error{Code::busy, 0, path + ": another process is making this volume"};
   return ::unlink(path.c_str()) == 0 ? Status() : errno_error("remove " + path);
+}
+
+Status disk_rename(const std::string& from, const std::string& to) {
+  int done = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+  // Not every file system knows how: a second name, and then without the first.
+  if (done != 0 && (errno == EINVAL || errno == ENOSYS)) {
+    done = ::link(from.c_str(), to.c_str());
+    if (done == 0) done = ::unlink(from.c_str());
+  }
+  if (done == 0) return {};
+  Error error = errno_error("rename " + from + " to " + to);
+  if (error.os_errno == EEXIST) error.code = Code::exists;
+  return error;
 }
 
 Result<bool> disk_is_blank(Disk& disk) {

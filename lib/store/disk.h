@@ -78,6 +78,8 @@ Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool 
                              const std::function<void(std::uint64_t)>& progress = {});
 // What an attempt to make one has left, if there is anything.  Errors: busy (somebody is at it), io.
 Status disk_remove(const std::string& path);
+// Gives it its name, in place of nothing.  Errors: exists, io.
+Status disk_rename(const std::string& from, const std::string& to);
 // Whether the beginning of a disk has never been written to: nobody's device is taken for a volume.
 Result<bool> disk_is_blank(Disk& disk);
 

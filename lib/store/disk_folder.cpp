@@ -169,6 +169,9 @@ Result<Fd> folder_lock(const std::string& folder) {
   Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
   if (!fd.valid()) return folder_error("open " + path);
   DI_TRY(disk_lock(fd.get(), folder));
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) return folder_error("stat " + path);
+  if (status.st_nlink == 0) return Error{Code::busy, 0, folder + ": another process has removed it"};
   return fd;
 }
 
@@ -281,8 +284,9 @@ Result<DiskFile> folder_create(const std::string& folder, std::uint64_t bytes, b
 }
 
 Status folder_remove(const std::string& folder) {
-  const Fd lock(::open((folder + "/" + std::string(lock_name)).c_str(), O_RDWR | O_CLOEXEC));
-  if (lock.valid()) DI_TRY(disk_lock(lock.get(), folder));
+  const Result<Fd> lock = folder_lock(folder);
+  if (!lock && lock.error().code == Code::not_found) return {};
+  if (!lock) return lock.error();
   // Whatever its numbers are: an attempt may have ended anywhere.
   for (std::size_t number = 0; ::unlink(part_path(folder, number).c_str()) == 0; ++number) {
   }

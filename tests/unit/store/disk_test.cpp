@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <thread>
 
 #include "base/crypto.h"
 #include "base/fd.h"
@@ -184,6 +186,40 @@ TEST_F(DiskTest, what_somebody_is_making_is_not_removed) {
   }
   EXPECT_TRUE(disk_remove(path).ok());
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// It waits for the lock of what an attempt has left; meanwhile that goes, and another begins.
+TEST_F(DiskTest, what_was_made_in_place_of_a_leftover_is_not_removed) {
+  const auto opened = [&] {
+    std::size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      if (std::filesystem::read_symlink(entry.path(), gone).string().starts_with(path)) ++count;
+    }
+    return count;
+  };
+  std::optional<Result<DiskFile>> leftover = disk_create(path, 1 << 20, false);
+  ASSERT_TRUE(leftover->ok());
+  ASSERT_EQ(opened(), 1U);
+  Status removed;
+  std::thread other([&] { removed = disk_remove(path); });
+  while (opened() < 2) std::this_thread::yield();
+  std::filesystem::remove(path);
+  const auto fresh = disk_create(path, 1 << 20, false);
+  leftover.reset();
+  other.join();
+  EXPECT_TRUE(fresh.ok());
+  EXPECT_EQ(removed.error().code, Code::busy);
+  EXPECT_TRUE(std::filesystem::exists(path));
+}
+
+TEST_F(DiskTest, a_new_volume_takes_no_other_ones_name) {
+  ASSERT_TRUE(disk_create(path + ".new", 1 << 20, false).ok());
+  ASSERT_TRUE(disk_rename(path + ".new", path).ok());
+  ASSERT_TRUE(disk_create(path + ".new", 2 << 20, false).ok());
+  EXPECT_EQ(disk_rename(path + ".new", path).error().code, Code::exists);
+  EXPECT_EQ(std::filesystem::file_size(path), 1U << 20);
+  EXPECT_EQ(std::filesystem::file_size(path + ".new"), 2U << 20);
 }
 
 // ---- folders
