@@ -21,7 +21,7 @@ Core::Core(const Options& options, ArenaPort& port, DataPort& data)
              numbers_, out_),
       hedge_(options.hedge),
       rebuilds_(options.rebuild, pages_, port, *this, reads_, leases_, hedge_),
-      fillings_(pages_, port, *this, reads_, rebuilds_, hedge_),
+      fillings_(pages_, port, *this, reads_, rebuilds_, leases_, hedge_),
       fetches_(options.fetch, pages_, entries_, port, *this, fillings_, leases_, numbers_, out_),
       repairs_(options.repair, pages_, port, data, *this, reads_, rebuilds_, leases_, numbers_, out_),
       writeback_(options.writeback, pages_, port, data, *this, numbers_, out_),
@@ -717,7 +717,7 @@ Status Core::check() const {
   std::set<std::uint64_t> reads;
   std::map<std::uint64_t, std::size_t> leases;
   DI_TRY(fetches_.check(pins));
-  DI_TRY(fillings_.check(reads));
+  DI_TRY(fillings_.check(reads, leases));
   DI_TRY(rebuilds_.check(pins, scratch, reads, leases));
   DI_TRY(repairs_.check(scratch, reads, leases));
   DI_TRY(reads_.check(reads, leases));

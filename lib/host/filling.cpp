@@ -42,8 +42,14 @@ std::uint32_t readable_columns(const StripePlan& stripe, const Peers& peers) {
 }  // namespace
 
 Fillings::Fillings(Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads, Rebuilds& rebuilds,
-                   Hedge& hedge)
-    : pages_(pages), port_(port), peers_(peers), reads_(reads), rebuilds_(rebuilds), hedge_(hedge) {}
+                   Leases& leases, Hedge& hedge)
+    : pages_(pages),
+      port_(port),
+      peers_(peers),
+      reads_(reads),
+      rebuilds_(rebuilds),
+      leases_(leases),
+      hedge_(hedge) {}
 
 // ---- From a plan -----------------------------------------------------------------------------------------
 
@@ -152,6 +158,7 @@ Fillings::Begun Fillings::begin(const Want& want, Stripes& stripes) {
   coming_bytes_[static_cast<std::size_t>(begun.place)] += begun.bytes;
 
   Filling& added = fillings_.emplace(slot, *std::move(filling)).first->second;
+  leases_.hold_again(added.lease);
   bool whole = true;
   for (std::uint32_t i = 0; i < added.parts.size(); ++i) {
     Part& part = added.parts[i];
@@ -249,7 +256,9 @@ void Fillings::read_progress(const Reads::Progress& progress) {
   if (!missing) verify(slot);
   // What was wrong was given up.
   if (!progress.over || !by_transfer_.contains(progress.transfer)) return;
-  if (const auto read = reads_.view(progress.transfer); read && !filling.arena) {
+  // Less than a column says nothing of how long one takes.
+  if (const auto read = reads_.view(progress.transfer);
+      read && !filling.arena && read->message.from_group == 0) {
     hedge_.came({read->source.instance, read->message.volume},
                 column_bytes(filling, part, read->message.page_blocks), progress.took);
   }
@@ -371,7 +380,7 @@ bool Fillings::read_skipped(std::uint32_t slot) {
         want.message.volume = column->volume;
         want.message.column = column->column;
         // What is shown already is right, and may be read: nobody writes there.
-        want.message.from_group = pages_.at(slot).groups;
+        part.groups = want.message.from_group = pages_.at(slot).groups;
         part.missing = false;
         start_read(slot, i, want);
         some = true;
@@ -380,7 +389,6 @@ bool Fillings::read_skipped(std::uint32_t slot) {
     }
     whole = false;
   }
-  // Not sooner: it may be the last that holds the lease.
   rebuilds_.drop(slot);
   if (some && !whole) rebuild(slot, filling);
   return some;
@@ -429,7 +437,7 @@ void Fillings::give_up_late(std::uint32_t slot, const Now& now) {
   for (std::uint32_t i = 0; i < filling.parts.size(); ++i) {
     Part& part = filling.parts[i];
     if (!part.late || part.missing || part.transfer == 0) continue;
-    if (const auto read = reads_.view(part.transfer)) {
+    if (const auto read = reads_.view(part.transfer); read && read->message.from_group == 0) {
       hedge_.gave_up({read->source.instance, read->message.volume},
                      column_bytes(filling, part, read->message.page_blocks), now.liveness - read->since);
     }
@@ -448,6 +456,7 @@ void Fillings::end(std::uint32_t slot) {
   coming_bytes_[static_cast<std::size_t>(over.place())] -= pages_.layout().page_bytes(pages_.at(slot).blocks);
   for (Part& part : over.parts) give_up_read(part);
   rebuilds_.drop(slot);
+  leases_.drop(over.lease);
 }
 
 void Fillings::fail(std::uint32_t slot, Lost why) {
@@ -480,7 +489,7 @@ Due Fillings::next_due() const {
   return due;
 }
 
-Status Fillings::check(std::set<std::uint64_t>& reads) const {
+Status Fillings::check(std::set<std::uint64_t>& reads, std::map<std::uint64_t, std::size_t>& leases) const {
   const auto broken = [](std::string what) { return Error{Code::corrupt, 0, std::move(what)}; };
   if (!progress_.empty()) return broken("what became of a page was not heard");
   std::size_t transfers = 0;
@@ -488,6 +497,7 @@ Status Fillings::check(std::set<std::uint64_t>& reads) const {
     const Page& page = pages_.at(slot);
     if (page.state != PageState::filling) return broken("state of a page and its filling disagree");
     if (page.pins == 0) return broken("a page comes for nobody");
+    if (filling.lease != 0) ++leases[filling.lease];
     bool missing = false;
     for (const Part& part : filling.parts) {
       missing = missing || part.missing;

@@ -15,6 +15,7 @@
 //                                                                else (none), failed
 //   coming      a column is late, and a hedge could make it      rebuilding; the late read is given up
 //   any         nobody wants the page, its lease is over         (none), failed
+// It holds the lease of its plan from the first of its reads to its end: between two of them nobody else may.
 // A page that failed is in quarantine while somebody may write into it.  A column on a slow store is skipped,
 // which is to say that it counts as one that cannot be read, where others make it at no more reads; one that is
 // late is hedged (host/hedge.h), once.
@@ -35,6 +36,7 @@
 
 #include "balance/arbiter.h"
 #include "host/hedge.h"
+#include "host/lease.h"
 #include "host/pages.h"
 #include "host/port.h"
 #include "host/read.h"
@@ -87,7 +89,8 @@ class Fillings {
     std::optional<Lost> failed;  // instead: the page will not come
   };
 
-  Fillings(Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads, Rebuilds& rebuilds, Hedge& hedge);
+  Fillings(Pages& pages, ArenaPort& port, const Peers& peers, Reads& reads, Rebuilds& rebuilds,
+           Leases& leases, Hedge& hedge);
 
   [[nodiscard]] Stripes stripes_of(const wire::meta_planned& plan);
   // Takes a slot and begins to fill it; `stripes` of the same plan lose what is spare and used.  The caller
@@ -121,8 +124,9 @@ class Fillings {
   }
   [[nodiscard]] const FillingCounters& counters() const { return counters_; }
 
-  // Adds the reads; says what disagrees.
-  [[nodiscard]] Status check(std::set<std::uint64_t>& reads) const;
+  // Adds the reads and users of leases; says what disagrees.
+  [[nodiscard]] Status check(std::set<std::uint64_t>& reads,
+                             std::map<std::uint64_t, std::size_t>& leases) const;
 
  private:
   struct Part {
@@ -191,6 +195,7 @@ class Fillings {
   const Peers& peers_;
   Reads& reads_;
   Rebuilds& rebuilds_;
+  Leases& leases_;
   Hedge& hedge_;
   std::map<std::uint32_t, Filling> fillings_;  // by slot
   std::map<std::uint64_t, PartName> by_transfer_;

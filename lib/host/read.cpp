@@ -20,6 +20,7 @@ std::uint64_t Reads::start(const Want& want) {
   read.want = want;
   read.want.message.transfer = transfer;
   read.remote = peers_.remote(want.source);
+  read.groups = want.message.from_group;
   leases_.hold_again(want.lease);
   windows_[want.source.instance].waiting.insert({want.message.priority, transfer});
   reads_.emplace(transfer, std::move(read));

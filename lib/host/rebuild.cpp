@@ -611,11 +611,9 @@ void Rebuilds::decode(Found found, std::uint32_t group, const std::vector<std::u
       counters_.bytes += strip.bytes;
     }
   }
-  std::uint32_t wrong = 0;
-  if (!wanted.empty()) {
-    const std::vector<std::uint32_t> list(wanted.begin(), wanted.end());
-    wrong = port_.decode(plan.shape.data_columns(), columns, list);
-  }
+  const std::vector<std::uint32_t> list(wanted.begin(), wanted.end());
+  const auto make = [&] { return port_.decode(plan.shape.data_columns(), columns, list); };
+  const std::uint32_t wrong = list.empty() ? 0 : make();
   bool sources_good = true;
   for (std::uint32_t i = 0; i < all; ++i) {
     if ((wrong >> i & 1) == 0 || wanted.contains(i)) continue;
@@ -630,6 +628,8 @@ void Rebuilds::decode(Found found, std::uint32_t group, const std::vector<std::u
     for (const std::uint16_t number : missing(rebuild, target)) good = good && (wrong >> number & 1) == 0;
     if (!target.index) {
       if (!good) {
+        // The verdict takes the stripe away: only when it comes twice.
+        if (make() != wrong) return fail(found);
         progress_.push_back({Progress::Kind::wrong, 0, group, rebuild.repair});
         return end(found);
       }

@@ -259,6 +259,7 @@ TEST(StripeHedge, WhatWasSkippedIsReadWhenItIsNeeded) {
 // A page of which a column was skipped, and was made for its first layer group: its reader has that.
 TEST(StripeHedge, WhatWasSkippedIsReadBehindWhatIsShown) {
   Known world{no_hedges(), 1};
+  const std::uint64_t before = world.core->reads().counters().groups;
   world.ask();
   ASSERT_EQ(world.work.size(), 4u);  // 0, 2, 3 and parity
   for (std::size_t i = 0; i < 4; ++i) world.work_on(i);
@@ -287,6 +288,7 @@ TEST(StripeHedge, WhatWasSkippedIsReadBehindWhatIsShown) {
   }
   EXPECT_EQ(from, 1u);
   world.settle();
+  EXPECT_EQ(world.core->reads().counters().groups - before, 1u + 1 + 3 + 3 + 3 + 2);
   EXPECT_TRUE(world.complete());
   world.release();
 }

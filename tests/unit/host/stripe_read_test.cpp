@@ -1,4 +1,5 @@
 // Stripes on their way back: parts, columns that are lost, wrong or late, and what they are rebuilt from.
+#include <algorithm>
 #include <array>
 #include <numeric>
 
@@ -255,6 +256,41 @@ TEST(StripeRead, TheLeaseIsKeptWhileARebuildRuns) {
   EXPECT_EQ(brought(world), 3u);
   EXPECT_TRUE(world.leases.empty());
   release(world);
+}
+
+// Nothing else is read under it any more when the last read fails, or brings wrong bytes.
+TEST(StripeRead, TheLeaseIsKeptFromAReadThatFailedToItsRebuild) {
+  for (const bool wrong : {false, true}) {
+    SCOPED_TRACE(wrong);
+    StripeWorld world(stripe_setup(4, 2));
+    const std::uint64_t id = store_chain(world, 4, 4);
+    if (wrong) {
+      world.spoil(id, 0, 0);
+    } else {
+      world.stores[world.stripes.at(id).columns.at(0)].columns.erase({id, 0});
+    }
+    ask(world, 16);
+    while (!world.mail.empty()) world.deliver(0);
+    const auto first = std::find_if(world.work.begin(), world.work.end(),
+                                    [](const StripeWorld::Work& item) { return item.read->column == 0; });
+    ASSERT_TRUE(first != world.work.end());
+    const StripeWorld::Work last = *first;
+    world.work.erase(first);
+    world.settle();
+    world.work.push_back(last);
+    while (world.reads == 4) {
+      ASSERT_FALSE(world.work.empty() && world.mail.empty());
+      if (world.mail.empty()) {
+        world.work_on(0);
+      } else {
+        world.deliver(0);
+      }
+    }
+    EXPECT_EQ(world.leases.size(), 1u);  // while parity is read
+    world.settle();
+    EXPECT_EQ(brought(world), 16u);
+    release(world);
+  }
 }
 
 // Whatever is lost, wrong, slow or gone in the middle: no wrong byte is shown, and nothing is left.
