@@ -545,7 +545,7 @@ wire::meta_planned Index::plan(const Holder& holder, const RequestId& request, c
     above = evictor_.parent(stripe.item);
     const bool cold = stripe.used_at + options_.repair_hot <= now;
     stripe.used_at = now;
-    if (cold && stripe.columns().size() < stripe.form().columns_stored()) consider_repair(slot, now);
+    if (cold && !lost_columns(stripe).empty()) consider_repair(slot, now);
   }
   answer.lease = leases_.take(holder, request, std::move(stripes), now);
   if (answer.lease == 0) {

@@ -466,6 +466,8 @@ class Index final : private BlockMap::Keys {
   void reconciled(std::uint32_t number, Instant now);
 
   [[nodiscard]] bool is_lost(const StripeColumn& column) const;
+  // Has a column on a store that is emptied.
+  [[nodiscard]] bool leaves(const Stripe& stripe) const;
   [[nodiscard]] std::vector<std::uint16_t> lost_columns(const Stripe& stripe) const;
   void consider_repair(std::uint32_t slot, Instant now);
   void scan_for_repairs(Instant now);

@@ -91,7 +91,7 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
   }
   if (!store.adopts) ++counters_.reconciled_back;
   column_add(slot, found);
-  if (adopted_whole(slot)) repairs_.drop(shard.stripe);
+  if (adopted_whole(slot)) consider_repair(slot, now);  // a column may be on a store that leaves
   return false;
 }
 
@@ -268,13 +268,19 @@ std::vector<std::uint16_t> Index::lost_columns(const Stripe& stripe) const {
   return out;
 }
 
+bool Index::leaves(const Stripe& stripe) const {
+  const auto columns = stripe.columns();
+  return std::any_of(columns.begin(), columns.end(),
+                     [&](const StripeColumn& column) { return stores_[column.store].leaves; });
+}
+
 void Index::consider_repair(std::uint32_t slot, Instant now) {
   if (options_.repair == RepairPolicy::off) return;
   const Stripe& stripe = stripes_.at(slot);
   const std::uint32_t readable = readable_columns(stripe);
   const bool hot = stripe.used_at + options_.repair_hot > now;
   const bool wanted = !adopting_since_.contains(stripe.id()) && !lost_columns(stripe).empty() &&
-                      (hot || options_.repair == RepairPolicy::all);
+                      (hot || options_.repair == RepairPolicy::all || leaves(stripe));
   if (wanted && readable < stripe.form().data_stored()) repairs_wait_for_stores_ = true;
   if (!wanted && repairs_.cross_checks(stripe.id())) return;
   if (!wanted || readable < stripe.form().data_stored()) return repairs_.drop(stripe.id());

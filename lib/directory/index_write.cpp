@@ -395,7 +395,7 @@ std::uint64_t Index::drop_victims(const std::vector<kv::Evictor::Victim>& victim
     Stripe& stripe = stripes_.at(slot);
     stripe.item = kv::Evictor::item_none;
     for (const StripeColumn& column : stripe.columns()) {
-      if (column.store == store) bytes += stripe.column_bytes(column.column);
+      if (column.store == store && can_read(column)) bytes += stripe.column_bytes(column.column);
     }
     drop(slot, now);
   }
@@ -407,8 +407,9 @@ void Index::evict(std::uint32_t number, std::uint64_t want, Instant now) {
   std::uint64_t left = want - std::min(want, pending);
   const auto here = [&](std::uint64_t id) {
     const auto columns = stripes_.at(stripes_.find(id)).columns();
-    return std::any_of(columns.begin(), columns.end(),
-                       [&](const StripeColumn& column) { return column.store == number; });
+    return std::any_of(columns.begin(), columns.end(), [&](const StripeColumn& column) {
+      return column.store == number && can_read(column);
+    });
   };
   while (left > 0) {
     // A stripe has one column of about the same length on each of its stores.
@@ -443,11 +444,15 @@ void Index::evict_above_mark(std::uint64_t id, Instant now) {
   for (const StripeColumn& column : stripes_.at(slot).columns()) {
     const Store& store = stores_[column.store];
     std::uint64_t total = 0;
+    std::uint64_t bytes = 0;
+    // What is on a volume that failed takes no room of the others.
     for (const auto& [volume, state] : store.volumes) {
-      if (state.state != volume_failed) total += state.bytes_total;
+      if (state.state == volume_failed) continue;
+      total += state.bytes_total;
+      bytes += placements_.bytes({column.store, volume});
     }
-    if (total > 0 && store.bytes > total / 100 * evict_high_pct) {
-      full.emplace_back(column.store, store.bytes - total / 100 * evict_low_pct);
+    if (total > 0 && bytes > total / 100 * evict_high_pct) {
+      full.emplace_back(column.store, bytes - total / 100 * evict_low_pct);
     }
   }
   for (const auto& [store, bytes] : full) evict(store, bytes + frees_.bytes(store), now);

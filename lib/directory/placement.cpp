@@ -117,6 +117,11 @@ std::uint64_t Placements::bytes_total(Target target) const {
   return at == targets_.end() ? 0 : at->second.state.bytes_total;
 }
 
+std::uint64_t Placements::bytes(Target target) const {
+  const auto at = targets_.find(target);
+  return at == targets_.end() ? 0 : at->second.bytes;
+}
+
 std::size_t Placements::nodes() const {
   std::set<std::uint32_t> nodes;
   for (const auto& [target, known] : targets_) {

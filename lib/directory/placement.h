@@ -118,6 +118,8 @@ class Placements {
   [[nodiscard]] bool usable(Target target) const;
   [[nodiscard]] bool spent(Target target) const { return targets_.at(target).state.spent; }
   [[nodiscard]] std::uint64_t bytes_total(Target target) const;
+  // Of the columns there.
+  [[nodiscard]] std::uint64_t bytes(Target target) const;
   [[nodiscard]] std::size_t nodes() const;  // known
   [[nodiscard]] const std::vector<Record>& records() const { return records_; }
   [[nodiscard]] std::size_t generations() const { return generations_; }  // substitutions in records

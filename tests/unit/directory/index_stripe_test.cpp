@@ -624,6 +624,41 @@ TEST_F(StripeTest, AStoreThatIsToLeaveAndBringsStripesIsEmptiedToo) {
   EXPECT_EQ(number_of(repairs[0].message.targets.at(0)), 1 - leaving);
 }
 
+// What is brought back is not what made the stripe wait for repair.
+TEST_F(StripeTest, AStoreThatComesBackEndsNoDrain) {
+  start(7, {.placement = {{4, 2}, false}});
+  const auto opened = put(1, 0, 4);
+  const int leaving = number_of(opened.columns[0]);
+  const int away = number_of(opened.columns[1]);
+  const auto kept = disks;
+  index->lost(store(away), at_s(2));
+  ASSERT_TRUE(index->store_gone(store(away).instance, at_s(2)).ok());
+  ASSERT_TRUE(index->store_leaves(store(leaving).instance, true, at_s(2)));
+  disks[store(away).instance] = kept.at(store(away).instance);
+  comes(away, 3, 2);
+  step(3);
+  const auto repairs = index->repairs(at_s(4));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(repairs[0].message.targets.at(0).column, opened.columns[0].column);
+}
+
+TEST_F(StripeTest, AStripeThatBecomesHotIsRepairedAndADrainMovesColdOnesToo) {
+  start(8, {.placement = {{4, 2}, false},
+            .repair = RepairPolicy::hot,
+            .repair_after = seconds(60),
+            .repair_hot = seconds(3600)});
+  const auto opened = put(1, 0, 4);
+  put(2, 0, 4);
+  index->lost(store(number_of(opened.columns[0])), at_s(2));
+  step(5000);
+  EXPECT_TRUE(index->repairs(at_s(5000)).empty());  // nobody has used them for more than an hour
+  plan(1, 0, 8, 5001);
+  ASSERT_EQ(index->repairs(at_s(5002)).size(), 1U);
+  ASSERT_TRUE(index->store_leaves(store(number_of(opened.columns[1])).instance, true, at_s(5003)));
+  step(5003);
+  EXPECT_FALSE(index->repairs(at_s(5004)).empty());
+}
+
 TEST_F(StripeTest, AdoptedColumnByColumn) {
   const auto opened = put(1, 0, 4);
   auto kept = disks;
@@ -758,6 +793,26 @@ TEST_F(StripeTest, FullVolumesMakeRoomBeforeTheyAreFull) {
   EXPECT_GT(index->counters().stripes_evicted, 40U);
   EXPECT_EQ(hit(150, 8), 8U);
   EXPECT_EQ(hit(1, 8), 0U);
+}
+
+// What was on it counts against nobody: the other volume of its store has room.
+TEST_F(StripeTest, AFailedVolumeTakesNoRoomOfTheOthers) {
+  start(6, {.placement = {{4, 2}, false}});
+  const auto volumes = [&](std::uint8_t second) {
+    for (int n = 0; n < 6; ++n) {
+      index->volumes(store(n),
+                     {{{0, 0, 100 * page_bytes, 100 * page_bytes},
+                       {1, n == 0 ? second : std::uint8_t{0}, 100 * page_bytes, 100 * page_bytes}}},
+                     at_s(1));
+    }
+  };
+  volumes(0);
+  for (int chain = 1; chain <= 150; ++chain) put(chain, 0, 4, 1);  // three quarters of every volume
+  ASSERT_EQ(index->counters().stripes_evicted, 0U);
+  volumes(volume_failed);
+  for (int chain = 151; chain <= 160; ++chain) put(chain, 0, 4, 1);
+  EXPECT_EQ(index->counters().stripes_evicted, 0U);
+  EXPECT_EQ(hit(1, 8), 8U);
 }
 
 TEST_F(StripeTest, NothingIsEvictedWhileStoresBringWhatTheyHave) {
