@@ -460,11 +460,16 @@ void Core::release(const Holder& holder, bool by_client, const Now& now) {
       if (pins != nullptr && !pins->slots.empty()) pages_.pin_again(lingering_[holder.client], *pins);
     }
   }
+  // What it made before what that continues: what is let go of first is evicted first.
+  release_claim(holder, by_client);
   fetches_.release(FetchKind::fetch, holder, by_client, now);
   fetches_.release(FetchKind::prefetch, holder, by_client, now);
   fetches_.release(FetchKind::expect, holder, by_client, now);
   handovers_.release_seat(holder);
   handovers_.release_source(holder);
+}
+
+void Core::release_claim(const Holder& holder, bool by_client) {
   const auto found = claims_.find(holder);
   if (found == claims_.end()) return;
   Claim claim = std::move(found->second);
@@ -637,12 +642,6 @@ std::vector<Gauge> Core::gauges() const {
   }
   std::uint64_t lingering = recovery_.pins();
   for (const auto& [client, pins] : lingering_) lingering += pins.slots.size();
-  std::uint64_t quarantined = 0;
-  std::uint64_t scratch = 0;
-  for (const auto& [slot, page] : pages_.all()) {
-    quarantined += page.state == PageState::quarantined ? 1 : 0;
-    scratch += page.state == PageState::scratch ? 1 : 0;
-  }
   return {
       {"pins",
        claim_pins + lingering + fetches_.pins() + rebuilds_.pins() + handovers_.pins() + pushes_.count()},
@@ -660,8 +659,8 @@ std::vector<Gauge> Core::gauges() const {
       {"repairs", repairs_.count()},
       {"pushes", pushes_.count()},
       {"serves", serves_.count()},
-      {"quarantined_pages", quarantined},
-      {"scratch_pages", scratch},
+      {"quarantined_pages", pages_.count(PageState::quarantined)},
+      {"scratch_pages", pages_.count(PageState::scratch)},
       {"pending_writebacks", writeback_.pending()},
       {"used_bytes", pages_.bytes_total() - pages_.bytes_free() - pages_.bytes_evictable()},
   };

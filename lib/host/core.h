@@ -190,6 +190,7 @@ class Core final : private Peers, private Handovers::Peers {
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
   void seal(const Holder& holder, const wire::kv_sealed& message, const Now& now);
   void release(const Holder& holder, bool by_client, const Now& now);
+  void release_claim(const Holder& holder, bool by_client);
   void drop_client(const Peer& client, const Now& now);
   void settle(const Now& now);
   // What reads and rebuilds have to tell.

@@ -171,7 +171,7 @@ Fillings::Begun Fillings::begin(const Want& want, Stripes& stripes) {
       }
     }
     if (sources[i] && !part.skipped) {
-      sources[i]->key = page.keys.front();
+      sources[i]->key = page.keys.back();
       start_read(slot, i, *sources[i]);
       continue;
     }

@@ -109,6 +109,8 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
     source->message.tail = pages_.ref({message.tail.slot, 0, 1, 0});
     source->message.tail_crcs = tail->crcs;
   }
+  // They may be others than those that hold the chain now, and B is still to answer.
+  for (const std::uint32_t slot : source->offered) pages_.pin(pins, slot);
   std::swap(source->pins, pins);
   pages_.unpin(pins);
   source->message.token = message.token;
@@ -205,7 +207,7 @@ void Handovers::page_sealed(const Now& now) {
 void Handovers::offer(Source& source) {
   wire::handover_pages batch{source.message.seat, source.message.transfer, {}};
   while (!source.missing.empty() && source.offered.size() + source.pages.size() < limits_.offer_pages_max) {
-    const std::vector<Piece> pieces = pages_.cover(source.keys, source.missing.front(), false);
+    const std::vector<Piece> pieces = pages_.cover(source.keys, source.missing.front(), false, 1);
     if (pieces.empty()) break;  // not yet computed
     const Piece& piece = pieces.front();
     const Page& page = pages_.at(piece.slot);
@@ -661,6 +663,9 @@ std::size_t Handovers::pins() const {
 std::vector<Holder> Handovers::holders() const {
   std::vector<Holder> all;
   for (const auto& [holder, seat] : seats_) all.push_back(holder);
+  for (const auto& [name, source] : sources_) {
+    if (!source.final) all.push_back(source.holder);
+  }
   return all;
 }
 

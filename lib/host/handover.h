@@ -152,6 +152,7 @@ class Handovers {
   // Transfers whose slots are in quarantine.
   [[nodiscard]] std::size_t closing() const { return closing_.size(); }
   [[nodiscard]] const HandoverCounters& counters() const { return counters_; }
+  // Of seats, and of sources that are not final.
   [[nodiscard]] std::vector<Holder> holders() const;
   [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins) const;
 

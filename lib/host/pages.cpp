@@ -62,14 +62,7 @@ Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> bl
     ++counters_.room_refused;
     return Error{Code::busy, 0, "no room in the arena"};
   }
-  Result<std::vector<kv::SlotPlace>> places = pool_->take_all(bytes);
-  // Bytes may be free and still not lie together: evict until they do.
-  while (!places && places.error().code == Code::busy && !evictable_.empty()) {
-    const std::uint32_t victim = evictable_.begin()->second;
-    ++counters_.evicted;
-    free(victim);
-    places = pool_->take_all(bytes);
-  }
+  Result<std::vector<kv::SlotPlace>> places = take_places(bytes);
   if (!places) {
     ++counters_.room_refused;
     return places.error();
@@ -83,10 +76,35 @@ Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> bl
     fresh.number = next_number_++;
     fresh.blocks = blocks[i];
     Page& added = pages_.emplace(place.slot, std::move(fresh)).first->second;
+    ++counts_[static_cast<std::size_t>(state)];
     show(added, state == PageState::granted ? kv::SlotState::granted : kv::SlotState::filling);
     slots.push_back(place.slot);
   }
   return slots;
+}
+
+// One after the other, each as soon as there is room for it: to begin anew after each page that is thrown out
+// would be n * n of work.
+Result<std::vector<kv::SlotPlace>> Pages::take_places(std::span<const std::uint64_t> bytes) {
+  std::vector<kv::SlotPlace> places;
+  places.reserve(bytes.size());
+  for (const std::uint64_t wanted : bytes) {
+    Result<kv::SlotPlace> place = pool_->take(wanted);
+    // Bytes may be free and still not lie together: evict until they do.
+    while (!place && place.error().code == Code::busy && !evictable_.empty()) {
+      ++counters_.evicted;
+      free(evictable_.begin()->second);
+      place = pool_->take(wanted);
+    }
+    if (place) {
+      places.push_back(*place);
+      continue;
+    }
+    for (const kv::SlotPlace& taken : places) pool_->give_back(taken.slot);
+    // Those may have lain in the way.
+    return places.empty() ? place.error() : pool_->take_all(bytes);
+  }
+  return places;
 }
 
 void Pages::give_back(std::uint32_t slot) {
@@ -97,7 +115,7 @@ void Pages::give_back(std::uint32_t slot) {
 void Pages::give_up(std::uint32_t slot, const Peer& rank) {
   Page& lost = page(slot);
   DI_ASSERT(lost.state == PageState::granted);
-  lost.state = PageState::quarantined;
+  become(lost, PageState::quarantined);
   lost.rank_writes = rank;
   ++counters_.quarantined;
   settle(slot);
@@ -109,7 +127,7 @@ void Pages::seal(const wire::kv_sealed& message) {
   DI_ASSERT(sealed.state == PageState::granted);
   DI_ASSERT(sealed.pins > 0 && message.crcs.size() == layout_->groups());
   DI_ASSERT(message.keys.empty() || message.keys.size() == sealed.blocks);
-  sealed.state = PageState::sealed;
+  become(sealed, PageState::sealed);
   sealed.tenant = message.tenant;
   sealed.parent = message.parent;
   sealed.keys = message.keys;
@@ -151,7 +169,7 @@ bool Pages::verify_next(std::uint32_t slot) {
   record(filling);
   DI_ASSERT(filling.pins > 0);
   if (filling.indexed) index_remove(filling);
-  filling.state = PageState::sealed;
+  become(filling, PageState::sealed);
   filling.peer_writes = 0;
   port_.slot_state(slot, kv::SlotState::sealed);
   ++counters_.filled;
@@ -163,7 +181,7 @@ void Pages::spoil(std::uint32_t slot) {
   Page& spoilt = page(slot);
   DI_ASSERT(spoilt.state == PageState::filling);
   if (spoilt.indexed) index_remove(spoilt);
-  spoilt.state = PageState::quarantined;
+  become(spoilt, PageState::quarantined);
   ++counters_.quarantined;
   settle(slot);
 }
@@ -171,7 +189,7 @@ void Pages::spoil(std::uint32_t slot) {
 void Pages::scrap(std::uint32_t slot) {
   Page& used = page(slot);
   DI_ASSERT(used.state == PageState::scratch);
-  used.state = PageState::quarantined;
+  become(used, PageState::quarantined);
   if (used.peer_writes > 0) ++counters_.quarantined;
   settle(slot);
 }
@@ -211,9 +229,9 @@ Status Pages::restore(const kv::Layout& layout, const kv::Former& former) {
     held.blocks = slot.page_blocks;
     held.former = true;
     held.checking = slot.record.has_value();
-    held.shown = true;
     if (slot.record) next_number_ = std::max(next_number_, slot.record->number + 1);
     held.number = slot.record ? slot.record->number : 0;
+    ++counts_[static_cast<std::size_t>(held.state)];
     pages_.emplace(slot.place.slot, std::move(held));
   }
   return {};
@@ -225,7 +243,7 @@ void Pages::checked(std::uint32_t slot, std::optional<kv::PageRecord> record, Pi
   found.checking = false;
   if (!record) return settle(slot);
   DI_ASSERT(record->keys.size() == found.blocks && record->crcs.size() == layout_->groups());
-  found.state = PageState::sealed;
+  become(found, PageState::sealed);
   found.former = false;
   found.tenant = record->tenant;
   found.parent = record->parent;
@@ -299,10 +317,11 @@ void Pages::unpin(PinSet& pins) {
   }
 }
 
-std::vector<Piece> Pages::cover(std::span<const Key> keys, std::uint32_t from, bool filling) const {
+std::vector<Piece> Pages::cover(std::span<const Key> keys, std::uint32_t from, bool filling,
+                                std::size_t pieces_max) const {
   std::vector<Piece> pieces;
   std::uint32_t at = from;
-  while (at < keys.size()) {
+  while (at < keys.size() && pieces.size() < pieces_max) {
     Place place;
     if (const auto found = sealed_.find(keys[at]); found != sealed_.end()) {
       place = found->second.front();
@@ -322,6 +341,15 @@ std::vector<Piece> Pages::cover(std::span<const Key> keys, std::uint32_t from, b
     at += count;
   }
   return pieces;
+}
+
+std::optional<std::uint32_t> Pages::ending(const Key& last, std::uint32_t blocks) const {
+  const auto found = sealed_.find(last);
+  if (found == sealed_.end()) return std::nullopt;
+  for (const Place& place : found->second) {
+    if (place.block + 1 == blocks && at(place.slot).blocks == blocks) return place.slot;
+  }
+  return std::nullopt;
 }
 
 const Page* Pages::find(std::uint32_t slot, std::uint32_t generation) const {
@@ -445,7 +473,6 @@ void Pages::show(Page& fresh, kv::SlotState state) {
                      .offset = fresh.place.offset,
                      .bytes = fresh.place.bytes,
                      .state = state});
-  fresh.shown = true;
 }
 
 void Pages::record(const Page& sealed) {
@@ -466,9 +493,8 @@ void Pages::settle(std::uint32_t slot) {
   if (held.pins > 0 || held.former || held.checking) return;
   if (held.state == PageState::quarantined) {
     // Nobody reads it: references to it go stale at once, and its room is kept while somebody may write.
-    if (held.shown) port_.slot_free(slot);
-    held.shown = false;
-    if (held.peer_writes == 0 && !held.rank_writes) free(slot);
+    if (held.peer_writes == 0 && !held.rank_writes) return free(slot);
+    port_.slot_state(slot, kv::SlotState::quarantined);
   } else if (held.state == PageState::sealed) {
     if (held.owned == 0) {
       free(slot);
@@ -480,6 +506,12 @@ void Pages::settle(std::uint32_t slot) {
   }
 }
 
+void Pages::become(Page& page, PageState state) {
+  --counts_[static_cast<std::size_t>(page.state)];
+  ++counts_[static_cast<std::size_t>(state)];
+  page.state = state;
+}
+
 void Pages::free(std::uint32_t slot) {
   Page& gone = page(slot);
   DI_ASSERT(gone.pins == 0 && gone.peer_writes == 0 && !gone.rank_writes);
@@ -487,7 +519,8 @@ void Pages::free(std::uint32_t slot) {
   DI_ASSERT(!gone.former && !gone.checking);
   if (gone.indexed) index_remove(gone);
   if (gone.published && added_.erase(slot) == 0) removed_.push_back(gone.number);
-  if (gone.shown) port_.slot_free(slot);
+  port_.slot_free(slot);
+  --counts_[static_cast<std::size_t>(gone.state)];
   pages_.erase(slot);
   pool_->give_back(slot);
 }

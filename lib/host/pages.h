@@ -26,6 +26,7 @@
 // and a request's pages are unpinned from the end of the chain, so that a child goes before its parent.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -45,6 +46,7 @@
 namespace di::host {
 
 enum class PageState : std::uint8_t { granted, filling, sealed, quarantined, scratch };
+inline constexpr std::size_t page_states = 5;
 [[nodiscard]] std::string_view page_state_name(PageState state);
 
 struct Page {
@@ -66,7 +68,6 @@ struct Page {
   bool checking = false;            // quarantined: its bytes are being compared with its record
   bool stored = false;              // it came from elsewhere or was offered to the store
   bool indexed = false;             // its keys are in the index (filling or sealed)
-  bool shown = false;               // the slot's entry in the index page is open
   bool published = false;           // told to di-meta, or about to be
   std::uint64_t use = 0;            // place in the order of eviction, when evictable
 };
@@ -161,7 +162,14 @@ class Pages {
   void unpin(PinSet& pins);
 
   // Pieces that hold a prefix of keys [from, ...), sealed ones only, or with those that are filling.
-  [[nodiscard]] std::vector<Piece> cover(std::span<const Key> keys, std::uint32_t from, bool filling) const;
+  // No more than the first `pieces_max` of them.
+  [[nodiscard]] std::vector<Piece> cover(std::span<const Key> keys, std::uint32_t from, bool filling,
+                                         std::size_t pieces_max = SIZE_MAX) const;
+  // The sealed page of so many blocks whose last key this is: a key stands for all that comes before it.
+  [[nodiscard]] std::optional<std::uint32_t> ending(const Key& last, std::uint32_t blocks) const;
+  [[nodiscard]] std::uint64_t count(PageState state) const {
+    return counts_[static_cast<std::size_t>(state)];
+  }
   [[nodiscard]] bool has(const Key& key) const { return sealed_.contains(key); }
   // Null when `slot` is free or was taken anew.
   [[nodiscard]] const Page* find(std::uint32_t slot, std::uint32_t generation) const;
@@ -210,6 +218,9 @@ class Pages {
   void show(Page& page, kv::SlotState state);
   void record(const Page& page);
   void settle(std::uint32_t slot);
+  void become(Page& page, PageState state);
+  // For pages of so many bytes, all or none.
+  Result<std::vector<kv::SlotPlace>> take_places(std::span<const std::uint64_t> bytes);
   void free(std::uint32_t slot);
   void not_evictable(Page& page);
 
@@ -219,6 +230,7 @@ class Pages {
   std::optional<kv::SlotPool> pool_;
   std::vector<std::uint32_t> generations_;  // last ones of an earlier owner or layout, for a fresh pool
   std::map<std::uint32_t, Page> pages_;     // by slot
+  std::array<std::uint64_t, page_states> counts_{};
   std::unordered_map<Key, std::vector<Place>> sealed_;  // looked up only; the first place owns the key
   std::unordered_map<Key, Place> filling_;
   std::map<std::uint64_t, std::uint32_t> evictable_;  // use -> slot

@@ -63,7 +63,7 @@ class Reads {
     bool arena = false;  // of another host; else a store
     // Without the transfer; of an arena only slot, page_blocks and priority matter.
     wire::kv_read message;
-    Key key;                  // of the page's first block, for an arena
+    Key key;                  // of the page's last block, for an arena
     std::uint64_t lease = 0;  // one that is held, or 0
   };
   struct Progress {

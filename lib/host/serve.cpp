@@ -14,17 +14,12 @@ void Serves::read(const Peer& host, const wire::arena_read& message) {
   };
   if (serves_.size() >= limits_.serves_max) return refuse(Code::busy, counters_.refused);
   if (!pages_.has_layout()) return refuse(Code::not_found, counters_.not_found);
-  const Key keys[] = {message.key};
-  const std::vector<Piece> pieces = pages_.cover(keys, 0, false);
-  // A reader checks the plan's checksums, which are of the page that begins with this block.
-  if (pieces.empty() || pieces.front().first != 0 ||
-      pages_.at(pieces.front().slot).blocks != message.page_blocks ||
-      message.slot.page_blocks != message.page_blocks) {
+  const std::optional<std::uint32_t> page = pages_.ending(message.key, message.page_blocks);
+  if (!page || message.slot.page_blocks != message.page_blocks)
     return refuse(Code::not_found, counters_.not_found);
-  }
   Serve serve;
-  serve.push = pushes_.start(Pushes::For::serve, host, message.transfer, message.slot, pieces.front().slot,
-                             transfer::Class::fetch);
+  serve.push =
+      pushes_.start(Pushes::For::serve, host, message.transfer, message.slot, *page, transfer::Class::fetch);
   by_push_.emplace(serve.push, name);
   serves_.emplace(name, serve);
 }

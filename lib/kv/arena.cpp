@@ -60,6 +60,9 @@ Error corrupt(std::string what) {
 Error stale() {
   return Error{Code::stale, 0, "arena: the slot has another generation"};
 }
+bool in_quarantine(const SlotEntry& entry) {
+  return entry.state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(SlotState::quarantined);
+}
 
 }  // namespace
 
@@ -339,7 +342,7 @@ void ArenaOwner::slot_assign(const Slot& slot) {
 Result<MutableByteView> ArenaOwner::slot_bytes(std::uint32_t slot, std::uint32_t generation) {
   if (slot >= slots_max_ || generation == 0) return stale();
   const SlotEntry& entry = slot_entry(slot);
-  if (entry.generation.load(std::memory_order_acquire) != generation) return stale();
+  if (entry.generation.load(std::memory_order_acquire) != generation || in_quarantine(entry)) return stale();
   const std::uint64_t offset = entry.offset.load(std::memory_order_acquire);
   const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
   if (entry.generation.load(std::memory_order_acquire) != generation) return stale();
@@ -508,7 +511,8 @@ Result<std::shared_ptr<ArenaClient>> ArenaClient::map(int fd, std::uint64_t byte
 Result<ArenaClient::Found> ArenaClient::find(const SlotRef& ref) const {
   if (ref.slot >= mapping_->slots_max_ || ref.generation == 0) return stale();
   const auto& entry = reinterpret_cast<const SlotEntry*>(mapping_->index_ + mapping_->plan_.slots)[ref.slot];
-  if (entry.generation.load(std::memory_order_acquire) != ref.generation) return stale();
+  if (entry.generation.load(std::memory_order_acquire) != ref.generation || in_quarantine(entry))
+    return stale();
   Found found{&entry, entry.offset.load(std::memory_order_acquire),
               entry.bytes.load(std::memory_order_acquire)};
   const std::uint32_t page_blocks = entry.page_blocks.load(std::memory_order_acquire);

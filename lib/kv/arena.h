@@ -48,6 +48,9 @@ enum class SlotState : std::uint32_t {
   granted = 1,  // a rank writes it
   filling = 2,  // a store daemon writes it
   sealed = 3,   // nobody writes it any more
+  // Given up, and somebody may still write it: references to it are stale, its room is nobody's, also for the
+  // next owner of the arena.
+  quarantined = 4,
 };
 
 struct Readiness {

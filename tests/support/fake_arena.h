@@ -127,7 +127,8 @@ class FakeArena : public host::ArenaPort {
   // What a reader of the index page sees.
   [[nodiscard]] bool current(const wire::SlotRef& ref) const {
     const auto found = slots.find(ref.slot);
-    return found != slots.end() && found->second.assigned.generation == ref.generation;
+    return found != slots.end() && found->second.assigned.generation == ref.generation &&
+           found->second.state != kv::SlotState::quarantined;
   }
 
   std::map<std::uint32_t, Slot> slots;

@@ -136,6 +136,48 @@ TEST_F(PagesTest, TheEndOfAChainIsEvictedBeforeItsBeginning) {
   EXPECT_EQ(core->pages().counters().evicted, 1u);  // nothing is thrown out for what cannot fit
 }
 
+// So it is when the beginning was there before, and is let go of together with the end.
+TEST_F(PagesTest, WhatARequestMadeIsEvictedBeforeWhatItContinued) {
+  cached(test_keys(1, 0, 4));
+  say(prefill, scope(1), wire::kv_fetch{test_keys(1, 0, 8)});
+  seal(prefill, scope(1), test_keys(1, 4, 4));
+  settle_puts();
+  say(prefill, scope(1), wire::kv_release{});
+  settle_puts();
+  say(prefill, scope(2), wire::kv_open{{4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  EXPECT_TRUE(core->pages().has(test_key(1, 0)));
+  EXPECT_FALSE(core->pages().has(test_key(1, 4)));
+}
+
+TEST_F(PagesTest, AFullArenaIsEmptiedForAsManyPagesAsAreWanted) {
+  for (std::uint32_t chain = 1; chain <= 4; ++chain) cached(test_keys(chain, 0, 4));
+  std::vector<std::uint32_t> single(16, 1);
+  say(prefill, scope(1), wire::kv_open{single, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->slots.size(), 16u);
+  EXPECT_EQ(core->pages().counters().evicted, 4u);
+  say(prefill, scope(1), wire::kv_release{});
+  // Short ones first, and the long one needs the run that they would lie in.
+  say(prefill, scope(2), wire::kv_open{{1, 2, 4, 1, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->slots.size(), 6u);
+}
+
+// Two pages have the same first keys: a key stands for all that comes before it, so the last one tells them apart.
+TEST_F(PagesTest, AnotherHostGetsThePageThatItsPlanNames) {
+  const Peer other{"di-kvd.host9", 5};
+  up(other, PeerKind::host, true);
+  std::vector<Key> one = test_keys(1, 0, 4);
+  std::vector<Key> two = one;
+  two[2] = test_key(2, 2);
+  two[3] = test_key(2, 3);
+  seal(prefill, scope(1), one);
+  const wire::SlotRef wanted = seal(prefill, scope(1), two);
+  say(other, {}, wire::arena_read{77, two.back(), 4, {3, 1, 4, 0, 4}, 1});
+  ASSERT_FALSE(data.pushes.empty());
+  EXPECT_EQ(data.pushes.front().offset / layout.page_bytes(1),
+            arena.slots.at(wanted.slot).assigned.offset / layout.page_bytes(1));
+}
+
 TEST_F(PagesTest, PinnedPagesAreNotEvicted) {
   for (std::uint32_t page = 0; page < 4; ++page) seal(prefill, scope(1), test_keys(1, page * 4, 4));
   say(decode, scope(2), wire::kv_open{{1}, 1});

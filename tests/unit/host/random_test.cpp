@@ -9,7 +9,7 @@
 namespace di::host {
 namespace {
 
-constexpr std::uint64_t seeds = 20;
+constexpr std::uint64_t seeds = 25;
 constexpr int steps = 6000;
 constexpr std::uint32_t chains = 5;
 constexpr std::uint32_t chain_blocks = 14;

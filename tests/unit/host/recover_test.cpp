@@ -154,6 +154,28 @@ TEST_F(RecoverTest, WhatRanksWereWritingIsNotGivenToOthers) {
   }
 }
 
+// A frozen rank may go on in the middle of a copy: its slot was in quarantine before, and still is.
+TEST_F(RecoverTest, WhatWasInQuarantineStaysThere) {
+  core->on_attached(prefill);
+  say(prefill, scope(1), wire::kv_open{{4}, 5});
+  const wire::SlotRef frozen = heard<wire::kv_opened>(prefill)->slots.at(0);
+  lose(prefill);
+  ASSERT_EQ(gauge("quarantined_pages"), 1u);
+  EXPECT_FALSE(arena.current(frozen));
+  restart();
+  usual_peers();
+  EXPECT_EQ(gauge("quarantined_pages"), 1u);
+  say(decode, scope(2), wire::kv_open{{4, 4, 4, 4}, 6});
+  EXPECT_EQ(heard<wire::kv_opened>(decode)->code, static_cast<std::uint16_t>(Code::busy));
+  say(decode, scope(2), wire::kv_open{{4, 4, 4}, 7});
+  const auto opened = heard<wire::kv_opened>(decode);
+  ASSERT_EQ(opened->code, 0);
+  for (const wire::SlotRef& slot : opened->slots) EXPECT_NE(slot.slot, frozen.slot);
+  say(decode, scope(2), wire::kv_release{});
+  former_gone();
+  EXPECT_TRUE(idle());
+}
+
 TEST_F(RecoverTest, TheProcessesOfBeforeMayLetGoBeforeEverythingIsCompared) {
   cached(test_keys(1, 0, 4));
   cached(test_keys(2, 0, 4));
