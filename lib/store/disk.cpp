@@ -149,6 +149,20 @@ Status disk_lock(int fd, const std::string& path) {
   return {};
 }
 
+Status names_flush(const std::string& folder) {
+  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return errno_error("open " + folder);
+  // Some file systems have nothing to flush there.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) return errno_error("fsync " + folder);
+  return {};
+}
+
+Status name_flush(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return names_flush(".");
+  return names_flush(slash == 0 ? "/" : path.substr(0, slash));
+}
+
 Status disk_prewrite(Disk& disk, const std::function<void(std::uint64_t)>& progress) {
   constexpr std::uint64_t part_bytes_max = 4 << 20;
   AlignedBuffer zeros(part_bytes_max);
@@ -246,7 +260,7 @@ Status disk_rename(const std::string& from, const std::string& to) {
     done = ::link(from.c_str(), to.c_str());
     if (done == 0) done = ::unlink(from.c_str());
   }
-  if (done == 0) return {};
+  if (done == 0) return name_flush(to);  // or a power loss would leave what the next start removes
   Error error = errno_error("rename " + from + " to " + to);
   if (error.os_errno == EEXIST) error.code = Code::exists;
   return error;

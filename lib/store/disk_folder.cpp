@@ -40,15 +40,6 @@ Error folder_error(const std::string& what) {
   return folder_error(what, errno);
 }
 
-// The names in it become durable.
-Status folder_flush(const std::string& folder) {
-  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return folder_error("open " + folder);
-  // Some file systems have nothing to flush there.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) return folder_error("fsync " + folder);
-  return {};
-}
-
 struct Part {
   Fd fd;
   std::string path;
@@ -275,7 +266,7 @@ Result<DiskFile> folder_create(const std::string& folder, std::uint64_t bytes, b
     file.disk = std::make_unique<FolderDisk>(*std::move(lock), folder, std::move(parts), part_bytes, bytes);
     if (prewrite) DI_TRY(disk_prewrite(*file.disk, progress));
     DI_TRY(file.disk->flush());
-    DI_TRY(folder_flush(folder));
+    DI_TRY(names_flush(folder));
     return file;
   };
   Result<DiskFile> made = make();
@@ -297,9 +288,7 @@ Status folder_remove(const std::string& folder) {
 
 Status folder_rename(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) return folder_error("rename " + from);
-  const std::size_t slash = to.find_last_of('/');
-  if (slash == std::string::npos) return folder_flush(".");
-  return folder_flush(slash == 0 ? "/" : to.substr(0, slash));
+  return name_flush(to);
 }
 
 }  // namespace di::store

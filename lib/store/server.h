@@ -214,6 +214,7 @@ class Server {
     // lost for di-meta.
     std::deque<Fresh> fresh;
     bool last = false;
+    bool sent = false;         // the part of `cursor`: its answer may come
     std::uint64_t number = 0;  // of this inventory: late results of another are dropped
   };
 
@@ -284,6 +285,7 @@ class Server {
   std::size_t puts_ = 0;
   std::unique_ptr<Inventory> inventory_;
   std::uint64_t inventories_begun_ = 0;
+  bool inventory_reading_ = false;  // headers are on their way, of this inventory or one before
   bool stopping_ = false;
   std::function<void()> stopped_;
   ServerCounters counters_;

@@ -26,13 +26,17 @@ void Server::inventory_start() {
   inventory_->meta = meta_;
   inventory_->number = ++inventories_begun_;
   for (const auto& mount : mounts_) inventory_->found.push_back({.volume = mount->number()});
-  inventory_next();
+  inventory_timer_.cancel();
+  // One job at a time, however often it starts over: a disk that is slow gets no more to do for it.
+  if (!inventory_reading_) inventory_next();
 }
 
 // A part has columns of one volume.
 void Server::inventory_next() {
   std::vector<Read> reads;
   Inventory& now = *inventory_;
+  now.sent = false;
+  inventory_reading_ = true;
   std::uint16_t volume = now.volume;
   while (reads.empty() && now.volume < mounts_.size()) {
     Mount& mount = *mounts_[now.volume];
@@ -53,7 +57,6 @@ void Server::inventory_next() {
     now.fresh.pop_front();
   }
   now.last = listed_all && now.fresh.empty();
-  inventory_timer_.start_after(inventory_wait);
   if (!mounts_[volume]->serves()) {
     // Nothing is left, and the last volume has no thread that could be asked for nothing.
     return loop_.post("store-inventory",
@@ -69,6 +72,7 @@ void Server::inventory_next() {
 void Server::inventory_read(std::uint64_t number, std::uint16_t volume, std::size_t listed,
                             std::vector<Read> reads, std::vector<Result<SlotHeader>> headers) {
   Mount& mount = *mounts_[volume];
+  inventory_reading_ = false;
   const bool current = inventory_ && inventory_->number == number;
   Check ignored;
   Check& found = current ? inventory_->found[volume] : ignored;
@@ -108,17 +112,21 @@ void Server::inventory_read(std::uint64_t number, std::uint16_t volume, std::siz
     part.shards.push_back(std::move(record));
   }
   stop_when_idle();
-  if (!inventory_ || inventory_->number != number) return;
+  if (!inventory_) return;
+  if (!current) return inventory_next();  // it has started over meanwhile
   if (!inventory_->meta) return inventory_go_on();
   inventory_->last = inventory_->last && inventory_->fresh.empty();
   part.cursor = inventory_->cursor;
   part.last = inventory_->last;
   part.asked = inventory_->asked;
+  inventory_->sent = true;
+  inventory_timer_.start_after(inventory_wait);
   send(*inventory_->meta, part);
 }
 
 void Server::inventory_acked(const Peer& meta, const wire::meta_inventory_ack& ack) {
-  if (!inventory_ || inventory_->meta != meta || ack.cursor != inventory_->cursor) return;
+  if (!inventory_ || inventory_->meta != meta || !inventory_->sent || ack.cursor != inventory_->cursor)
+    return;
   for (const std::uint64_t stripe : ack.unknown) {
     for (const auto& mount : mounts_) {
       const std::uint32_t freed = mount->free(stripe);

@@ -51,13 +51,14 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
   std::optional<Error> why;
   for (std::uint64_t which = 0; which < 2; ++which) {
     const MutableByteView page = buffer.first(superblock_bytes);
-    DI_TRY(disk.read(which * superblock_bytes, page));
-    Result<Superblock> read = superblock_decode(page);
+    // A write that was cut off may leave a sector that cannot be read: the other one is there for that.
+    const Status there = disk.read(which * superblock_bytes, page);
+    const Result<Superblock> read = there.ok() ? superblock_decode(page) : Result<Superblock>(there.error());
     if (!read) {
       if (!why || read.error().code == Code::unsupported) why = read.error();
       continue;
     }
-    if (!best || read->sequence > best->sequence) best = *std::move(read);
+    if (!best || read->sequence > best->sequence) best = *read;
   }
   if (!best) return *why;
   if (best->geometry.volume_bytes > disk.bytes()) {
@@ -375,11 +376,15 @@ void Volume::bind(std::uint32_t number, const SlotClass& slot_class) {
 // ---- read, free, list
 
 Result<Read> Volume::read_begin(std::uint64_t stripe, std::uint16_t column) {
+  return read_begin(stripe, column, UINT8_MAX - 1);
+}
+
+Result<Read> Volume::read_begin(std::uint64_t stripe, std::uint16_t column, std::uint8_t readers_max) {
   const auto found = find(stripe, column);
   if (!found) return Error{Code::not_found, 0, "no such column"};
   const SlotAddress at = *found;
   Slot& slot = slot_at(at);
-  if (slot.readers == UINT8_MAX) return Error{Code::busy, 0, "too many reads of one slot"};
+  if (slot.readers >= readers_max) return Error{Code::busy, 0, "too many reads of one slot"};
   ++slot.readers;
   ++stats_.reading;
   const SegmentRecord& record = segments_[at.segment].record;
@@ -446,7 +451,8 @@ bool Volume::list(SlotAddress& from, std::size_t count, std::vector<Read>& out) 
       const Slot& slot = segment.slots[from.slot];
       if (slot.state != SlotState::live) continue;
       if (out.size() >= count) return true;
-      if (Result<Read> read = read_begin(slot.stripe, slot.column)) out.push_back(*read);
+      // What a list leaves out is lost for di-meta, however many read it.
+      if (Result<Read> read = read_begin(slot.stripe, slot.column, UINT8_MAX)) out.push_back(*read);
     }
   }
   return false;

@@ -167,6 +167,7 @@ class Volume {
   [[nodiscard]] const Uuid& uuid() const { return superblock_.uuid; }
 
  private:
+  Result<Read> read_begin(std::uint64_t stripe, std::uint16_t column, std::uint8_t readers_max);
   enum class SlotState : std::uint8_t { free, writing, live, doomed, bad };
   struct Slot {
     std::uint64_t stripe = 0;

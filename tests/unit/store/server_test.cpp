@@ -335,6 +335,30 @@ TEST_F(ServerTest, inventory_shows_what_was_put_while_it_ran) {
   EXPECT_FALSE(server->inventory_running());
 }
 
+// However often it starts over while its disk does not answer: that gets one job, and the last start what it finds.
+TEST_F(ServerTest, inventory_of_a_slow_disk_does_not_pile_up) {
+  std::promise<void> gate;
+  start_with_host();
+  ASSERT_EQ(put(1, 2), Code::ok);
+  before_read = [opened = gate.get_future().share()] { opened.wait(); };
+  server->meta_up(meta);
+  const std::size_t pending = server->io_pending();
+  for (std::uint32_t i = 1; i <= 600; ++i) say(meta, wire::meta_inventory_want{i});
+  EXPECT_EQ(server->io_pending(), pending);
+  // An answer to an earlier one is none to a part that is not sent.
+  say(meta, wire::meta_inventory_ack{0, {}});
+  EXPECT_TRUE(server->inventory_running());
+  gate.set_value();
+  ASSERT_TRUE(until([&] { return !got<wire::meta_inventory>().empty(); }));
+  const auto parts = got<wire::meta_inventory>();
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].asked, 600u);
+  EXPECT_EQ(parts[0].cursor, 0u);
+  EXPECT_EQ(parts[0].shards.size(), 1u);
+  say(meta, wire::meta_inventory_ack{0, {}});
+  EXPECT_FALSE(server->inventory_running());
+}
+
 TEST_F(ServerTest, inventory_that_is_asked_for_begins_after_the_question) {
   start_with_host();
   ASSERT_EQ(put(1, 2), Code::ok);

@@ -358,6 +358,35 @@ TEST(Volume, flipped_bit_is_corrupt_wherever_it_is) {
   shelf.volume->read_end(*read);
 }
 
+// A power loss in the middle of its write can leave a sector that cannot be read.
+TEST(Volume, one_superblock_that_cannot_be_read_is_enough_of_a_loss) {
+  Shelf shelf(16 * mib, 4 * mib);
+  for (const std::uint64_t which : {0u, 1u}) {
+    shelf.disk.fail_read_in = which;
+    const auto volume = Volume::open(shelf.disk);
+    shelf.disk.fail_read_in.reset();
+    EXPECT_TRUE(volume.ok()) << which;
+  }
+}
+
+TEST(Volume, a_slot_that_many_read_is_listed_all_the_same) {
+  Shelf shelf(16 * mib, 4 * mib);
+  ASSERT_TRUE(shelf.put(1, 8).ok());
+  std::vector<Read> readers;
+  while (true) {
+    const auto read = shelf.volume->read_begin(1, 0);
+    if (!read) break;
+    readers.push_back(*read);
+  }
+  EXPECT_EQ(readers.size(), 254u);
+  SlotAddress from;
+  std::vector<Read> listed;
+  EXPECT_FALSE(shelf.volume->list(from, 10, listed));
+  EXPECT_EQ(listed.size(), 1u);
+  for (const Read& read : listed) shelf.volume->read_end(read);
+  for (const Read& read : readers) shelf.volume->read_end(read);
+}
+
 TEST(Volume, read_errors_are_io) {
   Shelf shelf(16 * mib, 4 * mib);
   ASSERT_TRUE(shelf.put(1, 8).ok());
