@@ -20,6 +20,7 @@ class IoPool::Engine {
     for (MemoryChange& change : inbox.memory) take(std::move(change));
     for (ColumnRead& read : inbox.reads) columns_.take(std::move(read));
     for (HeadersRead& read : inbox.headers) headers_.take(std::move(read));
+    if (inbox.cancelled) columns_.end_cancelled();
     for (auto& write : inbox.writes) std::visit([this](auto& job) { writes_.take(std::move(job)); }, write);
   }
   void begin() {
@@ -122,6 +123,12 @@ void IoPool::serve() {
 template <class Add>
 Status IoPool::push(JobEnds::Kind kind, const Add& add) {
   DI_TRY(ends_.begin(kind));
+  tell(add);
+  return {};
+}
+
+template <class Add>
+void IoPool::tell(const Add& add) {
   bool wake = false;
   {
     const std::lock_guard lock(mutex_);
@@ -129,7 +136,10 @@ Status IoPool::push(JobEnds::Kind kind, const Add& add) {
     wake = std::exchange(sleeping_, false);
   }
   if (wake) queue_->wake();
-  return {};
+}
+
+void IoPool::look_at_cancelled() {
+  tell([](Inbox& inbox) { inbox.cancelled = true; });
 }
 
 Status IoPool::read(ColumnRead read) {

@@ -53,6 +53,8 @@ class IoPool {
   // Errors: busy.
   Status read(ColumnRead read);
   Status headers(HeadersRead headers);
+  // The `cancelled` of a read was set: it need not wait for its turn to end.
+  void look_at_cancelled();
   Status put(ColumnPut put);
   // Loop thread: `done`.
   Status sync(Sync sync, std::function<void(const Status&)> done);
@@ -82,14 +84,17 @@ class IoPool {
     // Puts and syncs in their order.
     std::deque<std::variant<ColumnPut, SyncJob>> writes;
     std::deque<MemoryChange> memory;
+    bool cancelled = false;  // a read was
     [[nodiscard]] bool empty() const {
-      return reads.empty() && headers.empty() && writes.empty() && memory.empty();
+      return reads.empty() && headers.empty() && writes.empty() && memory.empty() && !cancelled;
     }
   };
 
   IoPool(loop::Loop& loop, Disk& disk, const Options& options);
   template <class Add>
   Status push(JobEnds::Kind kind, const Add& add);
+  template <class Add>
+  void tell(const Add& add);
   void serve();
 
   Disk& disk_;

@@ -47,6 +47,22 @@ void ColumnReads::begin() {
   }
 }
 
+void ColumnReads::end_cancelled() {
+  for (std::deque<Column*>& ready : ready_) {
+    std::vector<Column*> over;
+    std::erase_if(ready, [&](Column* column) {
+      if (!cancelled(*column) || column->outstanding > 0) return false;
+      column->queued = false;
+      over.push_back(column);
+      return true;
+    });
+    for (Column* column : over) {
+      fail(*column, Error{Code::cancelled, 0, "cancelled"});
+      settle(*column);
+    }
+  }
+}
+
 bool ColumnReads::cancelled(const Column& column) {
   return column.job->cancelled && column.job->cancelled->load(std::memory_order_relaxed);
 }

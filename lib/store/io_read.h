@@ -48,6 +48,9 @@ class ColumnReads {
   ColumnReads(Accesses& accesses, JobEnds& ends) : accesses_(accesses), ends_(ends) {}
 
   void take(ColumnRead&& read);
+  // Those that were cancelled and have nothing under way end, whether there is room or not: a disk that does not
+  // answer keeps nobody's place.
+  void end_cancelled();
   // Begins what there is room for.
   void begin();
   [[nodiscard]] bool idle() const { return columns_.empty(); }

@@ -142,9 +142,8 @@ void Server::host_lost(const Peer& host) {
       ++it;
       continue;
     }
-    it->second.cancelled->store(true, std::memory_order_relaxed);
+    cancel(it->second);
     it->second.answer_cancel = false;
-    if (it->second.remote) remote_fail(*it->second.remote, Code::cancelled);
     it = it->second.running ? std::next(it) : transfers_.erase(it);
   }
 }
@@ -289,6 +288,7 @@ void Server::read(Host& host, const wire::Envelope& message) {
   Transfer& transfer = transfers_[id];
   if (transfer.began == Instant{}) transfer.began = loop_.monotonic_now();
   transfer.running = true;
+  transfer.mount = mount;
   ColumnRead job = job_of(want, *begun, transfer);
   if (is_page(want.page_blocks, begun->payload_bytes)) {
     job.segments = segments_known(want.page_blocks, job);
@@ -399,9 +399,14 @@ void Server::cancel(const Peer& host, std::uint64_t transfer) {
     send(host, wire::kv_read_cancelled{transfer});
     return;
   }
-  found->second.cancelled->store(true, std::memory_order_relaxed);
+  cancel(found->second);
   found->second.answer_cancel = true;
-  if (found->second.remote) remote_fail(*found->second.remote, Code::cancelled);
+}
+
+void Server::cancel(Transfer& transfer) {
+  transfer.cancelled->store(true, std::memory_order_relaxed);
+  if (transfer.mount != nullptr && transfer.mount->is_open()) transfer.mount->pool().look_at_cancelled();
+  if (transfer.remote) remote_fail(*transfer.remote, Code::cancelled);
 }
 
 // ---- puts
@@ -605,10 +610,7 @@ void Server::stop(std::function<void()> done) {
   inventory_.reset();
   inventory_timer_.cancel();
   for (const auto& mount : mounts_) mount->stop();
-  for (auto& [id, transfer] : transfers_) {
-    transfer.cancelled->store(true, std::memory_order_relaxed);
-    if (transfer.remote) remote_fail(*transfer.remote, Code::cancelled);
-  }
+  for (auto& [id, transfer] : transfers_) cancel(transfer);
   std::erase_if(transfers_, [](const auto& entry) { return !entry.second.running; });
   stop_when_idle();
 }

@@ -194,6 +194,7 @@ class Server {
     bool answer_cancel = false;
     bool running = false;
     Instant began;
+    Mount* mount = nullptr;              // once it is running
     std::shared_ptr<RemoteRead> remote;  // of a host on another machine
   };
   struct PutWork;
@@ -259,6 +260,7 @@ class Server {
   void remote_tell(RemoteRead& read);
   void remote_moved(const std::shared_ptr<RemoteRead>& read, std::uint32_t segments, Code code);
   void remote_fail(RemoteRead& read, Code code);
+  void cancel(Transfer& transfer);
   void remote_settle(const std::shared_ptr<RemoteRead>& read);
   void put_answer(const Peer& host, std::uint64_t stripe, std::uint16_t column, Code code);
   void free(const wire::kv_free& message);

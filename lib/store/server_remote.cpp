@@ -24,6 +24,7 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   Transfer& transfer = transfers_[id];
   transfer.began = loop_.monotonic_now();
   transfer.running = true;
+  transfer.mount = mount;
   transfer.remote = read;
   read->payload = buffers_->take(begun->payload_bytes);
   const MutableByteView payload = read->payload.first(begun->payload_bytes);

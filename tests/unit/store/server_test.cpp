@@ -113,6 +113,22 @@ TEST_F(ServerTest, cancelled_read_writes_nothing_after_its_answer) {
   EXPECT_EQ(server->counters().reads_cancelled, 1u);
 }
 
+// A disk that does not answer has as many accesses as it may have: those behind them end all the same.
+TEST_F(ServerTest, cancelled_read_that_did_not_begin_waits_for_no_disk) {
+  std::promise<void> gate;
+  start_with_host();
+  ASSERT_EQ(put(1, 2), Code::ok);
+  before_read = [opened = gate.get_future().share()] { opened.wait(); };
+  const wire::SlotRef target = take(2, kv::SlotState::filling);
+  constexpr std::uint64_t reads = 120;
+  for (std::uint64_t i = 1; i <= reads; ++i) say(host, read_of(i, 1, target));
+  for (std::uint64_t i = 1; i <= reads; ++i) say(host, wire::kv_read_cancel{i});
+  ASSERT_TRUE(until([&] { return got<wire::kv_read_cancelled>().size() >= reads / 2; }));
+  gate.set_value();
+  ASSERT_TRUE(until([&] { return server->transfers() == 0; }));
+  EXPECT_EQ(got<wire::kv_read_cancelled>().size(), reads);
+}
+
 TEST_F(ServerTest, cancel_of_anything_else_is_answered_at_once) {
   start_with_host();
   say(host, wire::kv_read_cancel{77});
