@@ -278,14 +278,7 @@ TEST(StripeRead, TheLeaseIsKeptFromAReadThatFailedToItsRebuild) {
     world.work.erase(first);
     world.settle();
     world.work.push_back(last);
-    while (world.reads == 4) {
-      ASSERT_FALSE(world.work.empty() && world.mail.empty());
-      if (world.mail.empty()) {
-        world.work_on(0);
-      } else {
-        world.deliver(0);
-      }
-    }
+    while (world.reads == 4) ASSERT_TRUE(world.go_on());
     EXPECT_EQ(world.leases.size(), 1u);  // while parity is read
     world.settle();
     EXPECT_EQ(brought(world), 16u);

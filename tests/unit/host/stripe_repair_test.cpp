@@ -292,13 +292,7 @@ TEST(StripeRepair, BytesThatAStoreDidNotGetAsTheyWereAreNotTheStripesFault) {
   world.lose(0);
   world.repair(world.order());
   while (world.work.empty() || !world.work.front().put) {
-    if (!world.mail.empty()) {
-      world.deliver(0);
-    } else if (!world.work.empty()) {
-      world.work_on(0);
-    } else {
-      ASSERT_TRUE(world.step());
-    }
+    ASSERT_TRUE(world.go_on() || world.step());
   }
   const auto put = *world.work.front().put;
   const Peer store = world.stores[world.work.front().store].peer;

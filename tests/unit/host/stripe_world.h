@@ -196,6 +196,17 @@ class StripeWorld {
     }
     FAIL() << "it does not end";
   }
+  // The next thing that happens besides time: a message comes, or a store works.  False: there is none.
+  bool go_on() {
+    if (!mail.empty()) {
+      deliver(0);
+    } else if (!work.empty()) {
+      work_on(0);
+    } else {
+      return false;
+    }
+    return true;
+  }
   void deliver(std::size_t i) {
     const wire::Envelope message = mail[i];
     mail.erase(mail.begin() + static_cast<std::ptrdiff_t>(i));
