@@ -12,6 +12,8 @@ namespace di::transfer {
 
 namespace {
 
+constexpr int same_machine_send_bytes = 512 << 10;
+
 void set_option(int fd, int level, int option, int value) {
   // Failing means slower or later, not wrong.
   [[maybe_unused]] const int set = ::setsockopt(fd, level, option, &value, sizeof value);
@@ -25,6 +27,29 @@ void set_socket(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
+}
+
+using NameOf = int (*)(int, sockaddr*, socklen_t*);
+
+// The host of one end of a connection, or empty.
+std::string host_of(int fd, NameOf name_of) {
+  Address address;
+  address.length = sizeof address.storage;
+  if (name_of(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) return {};
+  const auto bytes_of = [](const auto& field) {
+    return std::string(reinterpret_cast<const char*>(&field), sizeof field);
+  };
+  if (address.family() == AF_INET6)
+    return bytes_of(reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr);
+  return bytes_of(reinterpret_cast<const sockaddr_in&>(address.storage).sin_addr);
+}
+
+// Between two processes of one machine nothing is under way on a wire: what the kernel holds beyond what
+// fits in a core's cache is only copied out to memory and back.
+void set_connection(int fd) {
+  const std::string here = host_of(fd, ::getsockname);
+  if (!here.empty() && here == host_of(fd, ::getpeername))
+    set_option(fd, SOL_SOCKET, SO_SNDBUF, same_machine_send_bytes);
 }
 
 Fd socket_of(const Address& address) {
@@ -100,6 +125,7 @@ Result<Fd> data_accept(int listener) {
     Fd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.valid()) {
       set_socket(fd.get());
+      set_connection(fd.get());
       return fd;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -117,6 +143,7 @@ Result<Fd> data_connect(const std::string& text) {
   if (::connect(fd.get(), address->get(), address->length) != 0 && errno != EINPROGRESS) {
     return errno_error("connect " + text);
   }
+  set_connection(fd.get());
   return fd;
 }
 

@@ -10,8 +10,9 @@
 The rounds alternate, ours and then theirs; a row is the median rate, the ratio the median of the rounds' ratios.  Their
 bytes are new in every round and compared where they arrive.
 
-NIXL spins while it waits and we do not: on a machine with other work, or with fewer free cores than both of its
-processes and their threads want, its rate says more about the scheduler than about its data plane.
+NIXL spins, also between its transfers: a peer is stopped while ours is measured, and of NIXL's processes only the owner
+has a thread that spins, as the writer asks for the state of its transfer all the time.  On a machine with other work, or
+with fewer than two free cores, its rate says more about the scheduler than about its data plane.
 
     python3 tests/bench/peers_bench.py --build build --peers VENV [--rounds 9]
 
@@ -25,6 +26,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -41,10 +43,10 @@ TRANSFERS = 2  # a round; transfer_bench gets as many units
 ROUND_DEADLINE_S = 120
 
 
-def nixl_agent_of(name):
+def nixl_agent_of(name, spins):
     import numpy
     from nixl._api import nixl_agent, nixl_agent_config
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=spins, backends=["UCX"]))
     memory = numpy.zeros(UNIT_BYTES * UNITS, numpy.uint8)
     agent.register_memory(agent.get_reg_descs([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM"))
     return agent, memory, [(memory.ctypes.data + i * UNIT_BYTES, UNIT_BYTES, 0) for i in range(UNITS)]
@@ -55,27 +57,32 @@ def random_bytes(seed):
     return numpy.random.default_rng(seed).integers(0, 256, UNIT_BYTES * UNITS, dtype=numpy.uint8)
 
 
+def cpu_s(pid):
+    return time.clock_gettime(~pid << 3 | 2)  # what clock_getcpuclockid(3) gives
+
+
 def nixl_owner(pipe):
-    agent, memory, units = nixl_agent_of("owner")
+    agent, memory, units = nixl_agent_of("owner", spins=True)
     pipe.send((agent.get_agent_metadata(), units))
     while (seed := pipe.recv()) is not None:
         pipe.send(bool((memory == random_bytes(seed)).all()))
 
 
 def nixl_rounds():
-    """The other side of Nixl: a round for each line of standard input, answered by its rate in GB/s."""
+    """The other side of Nixl: a round for each line of standard input, answered by its rate in GB/s and the CPU seconds
+    of both processes for a GB."""
     os.environ.update({"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "fatal", "NIXL_LOG_LEVEL": "ERROR"})
     multiprocessing.set_start_method("spawn")
     pipe, far = multiprocessing.Pipe()
     owner = multiprocessing.Process(target=nixl_owner, args=(far,))
     owner.start()
     metadata, theirs = pipe.recv()
-    agent, memory, mine = nixl_agent_of("writer")
+    agent, memory, mine = nixl_agent_of("writer", spins=False)
     peer = agent.add_remote_agent(metadata)
     source, target = agent.get_xfer_descs(mine, "DRAM"), agent.get_xfer_descs(theirs, "DRAM")
     for line in sys.stdin:
         memory[:] = random_bytes(int(line))
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), cpu_s(os.getpid()) + cpu_s(owner.pid)
         for _ in range(TRANSFERS):
             handle = agent.initialize_xfer("WRITE", source, target, peer, b"")
             state = agent.transfer(handle)
@@ -83,10 +90,12 @@ def nixl_rounds():
                 state = agent.check_xfer_state(handle)
                 assert state != "ERR", "NIXL refused the transfer"
             agent.release_xfer_handle(handle)
-        rate = TRANSFERS * memory.nbytes / (time.perf_counter() - begin) / 1e9
+        gigabytes = TRANSFERS * memory.nbytes / 1e9
+        rate = gigabytes / (time.perf_counter() - begin)
+        cpu = (cpu_s(os.getpid()) + cpu_s(owner.pid) - cpu) / gigabytes
         pipe.send(int(line))
         assert pipe.recv(), "NIXL delivered other bytes"
-        print(f"rate {rate}", flush=True)
+        print(f"rate {rate}:{cpu}", flush=True)
     pipe.send(None)
     owner.join()
 
@@ -180,6 +189,9 @@ class Redis:
                 assert time.monotonic() < deadline, "Redis did not start"
         self.into = bytearray(UNIT_BYTES * UNITS)
 
+    def stopped(self):
+        return contextlib.nullcontext()  # it sleeps when nobody asks
+
     def answer(self, count):
         return self.socket.recv(count, socket.MSG_WAITALL)
 
@@ -202,7 +214,7 @@ class Redis:
             self.answer(2)
         end = time.perf_counter()
         assert into == values, "Redis delivered other bytes"
-        return len(values) / (middle - begin) / 1e9, len(values) / (end - middle) / 1e9
+        return (len(values) / (middle - begin) / 1e9,), (len(values) / (end - middle) / 1e9,)
 
     def close(self):
         self.socket.close()
@@ -218,14 +230,23 @@ class Helper:
 
     def __init__(self, python, *words):
         self.process = subprocess.Popen([python, __file__, *words], text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE)
+                                        stdout=subprocess.PIPE, start_new_session=True)
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """All of its processes, whose threads spin also when there is nothing to do."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
 
     def round(self, seed):
         self.process.stdin.write(f"{seed}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:  # the libraries print there too
             if line.startswith("rate "):
-                return tuple(float(word) for word in line.split()[1:])
+                return tuple(tuple(map(float, word.split(":"))) for word in line.split()[1:])
         raise SystemExit("peers: a peer ended")
 
     def close(self):
@@ -236,7 +257,8 @@ class Helper:
 def transferred(build, case):
     out = subprocess.run([build / "bin" / "transfer_bench", "1", str(UNITS * TRANSFERS), case], check=True, text=True,
                          stdout=subprocess.PIPE, timeout=ROUND_DEADLINE_S).stdout
-    return next(float(row.split("\t")[1]) for row in out.splitlines() if row.startswith(case + "\t"))
+    row = next(row for row in out.splitlines() if row.startswith(case + "\t")).split("\t")
+    return float(row[1]), float(row[3])
 
 
 def stored(build, case):
@@ -244,26 +266,29 @@ def stored(build, case):
     out = subprocess.run([build / "bin" / "store_bench", "1", "/dev/shm", "0", case], check=True, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=ROUND_DEADLINE_S).stdout
     row = f"di-kvd {case}\t"
-    return next(float(line.split("\t")[1]) / 1000 for line in out.splitlines() if line.startswith(row))
+    return (next(float(line.split("\t")[1]) / 1000 for line in out.splitlines() if line.startswith(row)),)
 
 
 def compare(name, peer, theirs, ours, rounds):
-    """`theirs` are the names of a round's rates; `ours` what is measured beside them, and against which."""
+    """`theirs` are the names of a round's rates; `ours` what is measured beside them, and against which.  A rate may come
+    with the CPU seconds for a GB."""
     rates = {case: [] for case in (*(case for case, _, _ in ours), *theirs)}
     with contextlib.closing(peer):
         peer.round(0)  # connects
         for seed in range(1, rounds + 1):
-            for case, _, measure in ours:
-                rates[case].append(measure())
+            with peer.stopped():
+                for case, _, measure in ours:
+                    rates[case].append(measure())
             for case, rate in zip(theirs, peer.round(seed)):
                 rates[case].append(rate)
-    print(f"case\tGB/s\tours over {name}")
+    print(f"case\tGB/s\tours over {name}\tCPU s/GB")
     against = {case: other for case, other, _ in ours}
     for case, row in rates.items():
         ratio = ""
         if case in against:
-            ratio = f"{statistics.median(mine / other for mine, other in zip(row, rates[against[case]])):.2f}"
-        print(f"{case}\t{statistics.median(row):.2f}\t{ratio}", flush=True)
+            ratio = f"{statistics.median(mine[0] / other[0] for mine, other in zip(row, rates[against[case]])):.2f}"
+        cpu = f"{statistics.median(each[1] for each in row):.2f}" if len(row[0]) > 1 else ""
+        print(f"{case}\t{statistics.median(each[0] for each in row):.2f}\t{ratio}\t{cpu}", flush=True)
 
 
 def has(python, *modules):
