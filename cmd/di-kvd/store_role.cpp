@@ -218,6 +218,7 @@ Result<StoreRole::Opened> StoreRole::open_volume(const std::string& path) const 
             {"bytes", stats.payload_bytes_live},
             {"recovered", stats.recovered_by_header},
             {"torn", stats.dropped_torn},
+            {"unreadable", stats.unreadable},
             {"epoch", stats.epoch}});
   Opened opened;
   opened.direct = file->direct;

@@ -25,8 +25,9 @@ class Disk {
  public:
   virtual ~Disk() = default;
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
-  // As long as it is now: less than bytes() when somebody has cut it short.  Errors: io, not_found (a file of
-  // it has no name any more: what is written to it will not be there at the next start).
+  // As long as it is now: less than bytes() when somebody has cut it short.  Does not block: a disk of which
+  // that asks another machine says what it was at the last flush or failed access.  Errors: io, not_found (a
+  // file of it has no name any more: what is written to it will not be there at the next start).
   [[nodiscard]] virtual Result<std::uint64_t> bytes_now() const { return bytes(); }
   // All of `to`, one piece after the other, or an error.  Errors: io.
   virtual Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) = 0;

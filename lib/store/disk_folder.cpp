@@ -54,25 +54,18 @@ class FolderDisk final : public Disk {
         path_(std::move(folder)),
         parts_(std::move(parts)),
         part_bytes_(part_bytes),
-        bytes_(bytes) {}
+        bytes_(bytes),
+        length_(bytes) {}
 
   [[nodiscard]] std::uint64_t bytes() const override { return bytes_; }
-  // To the end of the first part that is not as long as it was.
   [[nodiscard]] Result<std::uint64_t> bytes_now() const override {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      struct stat status {};
-      if (::fstat(parts_[i]->fd.get(), &status) != 0) return folder_error("stat " + parts_[i]->path);
-      if (status.st_nlink == 0) return Error{Code::not_found, ENOENT, parts_[i]->path + " was removed"};
-      const std::uint64_t begin = i * part_bytes_;
-      const auto length = static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
-      if (length < std::min(part_bytes_, bytes_ - begin)) return begin + length;
-    }
-    return bytes_;
+    if (removed_.load()) return Error{Code::not_found, ENOENT, "a file of " + path_ + " was removed"};
+    return length_.load();
   }
   [[nodiscard]] std::string_view path() const override { return path_; }
 
   Status read_pieces(std::uint64_t offset, std::span<const MutableByteView> to) override {
-    return each_part(
+    return looked_at(each_part(
         offset, to, [](Part& part, std::uint64_t at, std::span<const MutableByteView> there) -> Status {
           for (DiskVector left(there); left.count() > 0;) {
             const ssize_t got = ::preadv(part.fd.get(), left.data(), left.count(), static_cast<off_t>(at));
@@ -84,12 +77,12 @@ class FolderDisk final : public Disk {
             at += static_cast<std::uint64_t>(got);
           }
           return {};
-        });
+        }));
   }
 
   Status write_pieces(std::uint64_t offset, std::span<const ByteView> from) override {
-    return each_part(
-        offset, from, [](Part& part, std::uint64_t at, std::span<const ByteView> there) -> Status {
+    return looked_at(
+        each_part(offset, from, [](Part& part, std::uint64_t at, std::span<const ByteView> there) -> Status {
           // Before: a flush that runs meanwhile may miss the write, and must not be the last one.
           part.written.store(true);
           for (DiskVector left(there); left.count() > 0;) {
@@ -103,7 +96,7 @@ class FolderDisk final : public Disk {
           // A flush may have begun and ended since, in the middle of it.
           part.written.store(true);
           return {};
-        });
+        }));
   }
 
   // Errors of writes that were cached come here.
@@ -114,10 +107,29 @@ class FolderDisk final : public Disk {
       part->written.store(true);
       if (status.ok()) status = folder_error("fdatasync " + part->path);
     }
+    look();
     return status;
   }
 
  private:
+  Status looked_at(Status status) {
+    if (!status.ok()) look();
+    return status;
+  }
+  // How long it is: to the end of the first part that is not as long as it was.
+  void look() {
+    std::uint64_t length = bytes_;
+    for (std::size_t i = 0; i < parts_.size() && length == bytes_; ++i) {
+      struct stat status {};
+      if (::fstat(parts_[i]->fd.get(), &status) != 0) return;
+      if (status.st_nlink == 0) removed_.store(true);
+      const std::uint64_t begin = i * part_bytes_;
+      const auto there = static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
+      if (there < std::min(part_bytes_, bytes_ - begin)) length = begin + there;
+    }
+    length_.store(length);
+  }
+
   // Calls `access` with what of the pieces lies in each part.
   template <class View, class Access>
   Status each_part(std::uint64_t offset, std::span<const View> pieces, Access access) {
@@ -153,6 +165,8 @@ class FolderDisk final : public Disk {
   const std::vector<std::unique_ptr<Part>> parts_;
   const std::uint64_t part_bytes_;
   const std::uint64_t bytes_;
+  std::atomic<std::uint64_t> length_;
+  std::atomic<bool> removed_{false};
 };
 
 Result<Fd> folder_lock(const std::string& folder) {

@@ -74,6 +74,7 @@ DiskState DiskHealth::step(const Sample& sample, Instant now) {
     if (slow_since_ != instant_never && now - slow_since_ >= slow_for) avoid_since_ = now;
   } else if (now - slow_last_ >= slow_for) {
     avoid_since_ = instant_never;
+    slow_since_ = instant_never;  // without accesses nothing else would have ended it
   }
   const bool given_up = avoid_since_ != instant_never && now - avoid_since_ >= failed_after;
   if (sample.cut_short || sample.removed || errors || corrupt || given_up) {

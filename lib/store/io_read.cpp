@@ -180,7 +180,7 @@ Result<MutableByteView> ColumnReads::segment_of(Column& column, std::uint32_t gr
 void ColumnReads::head_arrived(Column& column, ByteView bytes) {
   const ColumnRead& job = *column.job;
   Result<SlotHeader> header = header_check(job.read, bytes);
-  if (!header) return fail(column, header.error());
+  if (!header) return fail(column, header.error(), !slot_is_newer(job.read, bytes));
   column.header = *std::move(header);
   const std::vector<std::uint32_t>& segments = column.header->shard.segments;
   if (job.from_group >= segments.size()) {
@@ -257,9 +257,9 @@ void ColumnReads::groups_arrived(Column& column) {
   ends_.tell([job = column.job, group = column.next_group - 1] { job->arrived(group); });
 }
 
-void ColumnReads::fail(Column& column, Error error) {
+void ColumnReads::fail(Column& column, Error error, bool by_disk) {
   if (column.failed) return;
-  if (error.code == Code::corrupt && !column.job->again) accesses_.count_corrupt();
+  if (error.code == Code::corrupt && by_disk && !column.job->again) accesses_.count_corrupt();
   column.failed = std::move(error);
 }
 
@@ -329,7 +329,10 @@ void HeaderReads::accessed(Headers& headers, Access& access, const Status& statu
   Result<SlotHeader> header = status.ok()
                                   ? header_check(headers.job->reads[access.index], access.buffer.bytes)
                                   : Result<SlotHeader>(status.error());
-  if (!header && header.error().code == Code::corrupt) accesses_.count_corrupt();
+  if (!header && header.error().code == Code::corrupt &&
+      !slot_is_newer(headers.job->reads[access.index], access.buffer.bytes)) {
+    accesses_.count_corrupt();
+  }
   headers.found[access.index] = std::move(header);
   --headers.outstanding;
 }

@@ -102,7 +102,8 @@ class ColumnReads {
   static void part_arrived(Column& column, std::size_t index);
   void groups_arrived(Column& column);
   static Result<MutableByteView> segment_of(Column& column, std::uint32_t group);
-  void fail(Column& column, Error error);
+  // `by_disk`: what does not match counts against it.
+  void fail(Column& column, Error error, bool by_disk = true);
   // Ends the column when nothing of it runs any more, or sees to it that it goes on.
   void settle(Column& column);
 

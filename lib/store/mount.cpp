@@ -152,13 +152,8 @@ void Mount::sync_ended(const Status& status) {
   syncing_ = false;
   ++syncs_;
   volume_->sync_end(status);
-  std::vector<std::function<void(Code)>> told = std::exchange(flushing_, {});
-  if (!status.ok()) {
-    tell_broken(status.error());
-    // No sync follows that they could wait for.
-    for (auto& then : std::exchange(unflushed_, {})) told.push_back(std::move(then));
-  }
-  for (const auto& then : told) then(status.ok() ? Code::ok : Code::io);
+  for (const auto& then : std::exchange(flushing_, {})) then(status.ok() ? Code::ok : Code::io);
+  if (!status.ok()) tell_broken(status.error());
   if (!closed_ && (!unflushed_.empty() || stopping_)) {
     sync_now();
   } else {
@@ -170,6 +165,8 @@ void Mount::sync_ended(const Status& status) {
 
 void Mount::tell_broken(const Error& error) {
   log_error("store", "volume broken: a write of its tables failed", {{"path", path_}, {"error", error}});
+  // No sync follows that they could wait for.
+  for (const auto& then : std::exchange(unflushed_, {})) then(Code::io);
   hooks_.changed();
 }
 

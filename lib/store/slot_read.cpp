@@ -20,6 +20,12 @@ Result<SlotHeader> header_check(const Read& read, ByteView bytes) {
   return header;
 }
 
+bool slot_is_newer(const Read& read, ByteView bytes) {
+  const Result<SlotHeader> header = slot_header_decode(bytes, read.slot_class);
+  return header && header->volume == read.volume && header->offset == read.offset &&
+         header->sequence > read.sequence;
+}
+
 Result<SlotHeader> read_header(Disk& disk, const Read& read, AlignedBuffer& scratch) {
   const MutableByteView bytes = scratch.first(read.slot_class.header_bytes);
   DI_TRY(disk.read(read.offset, bytes));

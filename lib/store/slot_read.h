@@ -18,6 +18,9 @@ namespace di::store {
 Result<SlotHeader> header_check(const Read& read, ByteView bytes);
 // The same of the slot on the disk.  Blocks.  Errors: corrupt, io.
 Result<SlotHeader> read_header(Disk& disk, const Read& read, AlignedBuffer& scratch);
+// What was refused was written to this slot by this volume, later than `read` knows: a loss of power took back
+// tables and kept slots.  The column is lost, the disk is well.
+bool slot_is_newer(const Read& read, ByteView bytes);
 // Reads one segment into `to`, which has its length, and compares its checksum.  Blocks.  Errors: corrupt, io.
 Status read_segment(Disk& disk, const Read& read, const SlotHeader& header, std::uint32_t group,
                     MutableByteView to);

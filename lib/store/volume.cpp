@@ -12,6 +12,9 @@ constexpr std::size_t meta_page_bytes = 4096;
 // Tables are read in parts of this length.
 constexpr std::size_t table_part_bytes = std::size_t{1} << 20;
 
+// A disk has a bad place now and then, most of all where a write was cut off.  More than this, and it is the disk.
+constexpr std::uint32_t unreadable_max = 16;
+
 // The index has 32 bits for a slot: 64 TiB of the smallest.
 Status check_slots(const Geometry& geometry) {
   if (std::uint64_t{geometry.segments} * geometry.records_per_segment < SlotIndex::none) return {};
@@ -72,7 +75,9 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
     const auto per_part = static_cast<std::uint32_t>(table_part_bytes / record_bytes);
     const std::uint32_t count = std::min(geometry.segments - first, per_part);
     const MutableByteView part = buffer.first(align_up(std::size_t{count} * record_bytes, meta_page_bytes));
-    DI_TRY(disk.read(geometry.segment_table_offset + std::uint64_t{first} * record_bytes, part));
+    // A page that cannot be read is like one that was torn.
+    DI_TRY(
+        volume->read_table(disk, geometry.segment_table_offset + std::uint64_t{first} * record_bytes, part));
     for (std::uint32_t i = 0; i < count; ++i) {
       // A torn record loses its segment's slots: a cache that is colder.
       Result<SegmentRecord> record = segment_record_decode(&part[std::size_t{i} * record_bytes]);
@@ -109,6 +114,25 @@ Result<std::unique_ptr<Volume>> Volume::open(Disk& disk) {
 Volume::Volume(Superblock superblock)
     : superblock_(std::move(superblock)), segments_(superblock_.geometry.segments) {}
 
+Result<std::vector<bool>> Volume::read_table(Disk& disk, std::uint64_t offset, MutableByteView to) {
+  std::vector<bool> missing(to.size() / meta_page_bytes);
+  if (disk.read(offset, to).ok()) return missing;
+  for (std::size_t page = 0; page < missing.size(); ++page) {
+    const MutableByteView there = to.subspan(page * meta_page_bytes, meta_page_bytes);
+    const Status read = disk.read(offset + page * meta_page_bytes, there);
+    if (read.ok()) continue;
+    DI_TRY(unreadable(read.error()));
+    missing[page] = true;
+    std::fill(there.begin(), there.end(), std::byte{0});
+  }
+  return missing;
+}
+
+Status Volume::unreadable(const Error& error) {
+  if (++stats_.unreadable > unreadable_max) return error;
+  return {};
+}
+
 Status Volume::load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buffer) {
   Segment& segment = segments_[number];
   const std::uint32_t count = slots_of(segment.record.slot_class);
@@ -120,12 +144,14 @@ Status Volume::load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buf
   for (std::uint32_t page = 0; page < pages;) {
     const std::uint32_t some = std::min<std::uint32_t>(pages - page, table_part_bytes / meta_page_bytes);
     const MutableByteView part = buffer.first(std::size_t{some} * meta_page_bytes);
-    DI_TRY(disk.read(superblock_.geometry.record_page_offset(number, page), part));
+    const Result<std::vector<bool>> missing =
+        read_table(disk, superblock_.geometry.record_page_offset(number, page), part);
+    if (!missing) return missing.error();
     for (std::uint32_t i = 0; i < some * records_per_page; ++i) {
       const std::uint32_t slot = page * records_per_page + i;
       if (slot >= count) break;
       Result<SlotRecord> record = slot_record_decode(&part[std::size_t{i} * record_bytes]);
-      if (!record) {
+      if (!record || (*missing)[i / records_per_page]) {
         doubtful[slot] = true;
       } else if (record->segment_generation == segment.record.generation) {
         records[slot] = *record;
@@ -157,8 +183,10 @@ Status Volume::load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
   const std::uint64_t known = record ? record->sequence : 0;
   slot_at(at).sequence = known;
   const MutableByteView bytes = buffer.first(segment.slot_class.header_bytes);
-  DI_TRY(disk.read(slot_offset(at), bytes));
-  Result<SlotHeader> header = slot_header_decode(bytes, segment.slot_class);
+  const Status read_header = disk.read(slot_offset(at), bytes);
+  if (!read_header.ok()) DI_TRY(unreadable(read_header.error()));
+  const Result<SlotHeader> header = read_header.ok() ? slot_header_decode(bytes, segment.slot_class)
+                                                     : Result<SlotHeader>(read_header.error());
   const bool ours = header.ok() && header->volume == superblock_.uuid && header->offset == slot_offset(at) &&
                     header->segment_generation == segment.generation;
   if (!ours || header->sequence < known) {

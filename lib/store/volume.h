@@ -159,6 +159,7 @@ class Volume {
     // Of the last open().
     std::uint64_t recovered_by_header = 0;  // slots that the table did not know
     std::uint64_t dropped_torn = 0;         // headers whose payload did not match
+    std::uint64_t unreadable = 0;           // pages of tables, and headers, that the disk did not give
   };
   [[nodiscard]] Stats stats() const;
   // Memory of what grows with the slots.
@@ -190,6 +191,10 @@ class Volume {
     std::set<std::uint32_t> dirty_pages;  // of its slot table
   };
   explicit Volume(Superblock superblock);
+  // All of `to`, of the tables; which 4 KiB of it cannot be read, and are zero.  Errors: io, when there are too many
+  // such places in the volume.
+  Result<std::vector<bool>> read_table(Disk& disk, std::uint64_t offset, MutableByteView to);
+  Status unreadable(const Error& error);
   Status load_segment(Disk& disk, std::uint32_t number, AlignedBuffer& buffer);
   Status load_slot(Disk& disk, std::uint32_t number, std::uint32_t slot,
                    const std::optional<SlotRecord>& record, AlignedBuffer& buffer);

@@ -116,6 +116,14 @@ TEST(DiskHealth, slow_disk_is_avoided_after_a_minute_and_comes_back) {
   EXPECT_EQ(disk.tick(50, 9000), DiskState::good);
 }
 
+// Nobody writes to a disk that is avoided: without accesses its slow minute went on for ever.
+TEST(DiskHealth, slow_disk_that_nobody_asks_is_not_avoided_again_at_once) {
+  Watched disk;
+  while (disk.tick(50, 60000) == DiskState::good) continue;
+  while (disk.tick(0, 0) == DiskState::avoid) continue;
+  for (int i = 0; i < 30; ++i) ASSERT_EQ(disk.tick(0, 0), DiskState::good);
+}
+
 TEST(DiskHealth, one_quick_interval_interrupts_a_slow_minute) {
   Watched disk;
   for (int round = 0; round < 50; ++round) {

@@ -287,6 +287,22 @@ TEST(IoPool, payload_alone_is_read_when_the_segments_are_known) {
   EXPECT_EQ(wrong.end->status.error().code, Code::corrupt);
 }
 
+// A loss of power can keep slots and take back the tables: that is no fault of the disk's.
+TEST(IoPool, slot_that_is_newer_than_the_tables_does_not_count_against_the_disk) {
+  const auto disk = memory(32 * mib, 8 * mib);
+  Pooled p(*disk);
+  ASSERT_EQ(p.put_now(1, 8), Code::ok);
+  for (const bool newer : {true, false}) {
+    Pooled::Column column;
+    p.read(1, column, Pooled::Way::whole, [newer](ColumnRead& job) {
+      job.read.sequence = newer ? job.read.sequence - 1 : job.read.sequence + 1;
+    });
+    ASSERT_TRUE(p.until([&] { return column.end.has_value(); }));
+    EXPECT_EQ(column.end->status.error().code, Code::corrupt);
+    EXPECT_EQ(p.pool->figures().corrupt.load(), newer ? 0u : 1u);
+  }
+}
+
 TEST(IoPool, read_from_a_later_group_touches_nothing_before_it) {
   const auto disk = memory(32 * mib, 8 * mib);
   Pooled p(*disk);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -84,6 +85,7 @@ class MemoryDisk final : public Disk {
 
   std::optional<std::uint64_t> fail_read_in;  // 0: the next one
   std::optional<std::uint64_t> short_read_in;
+  std::set<std::uint64_t> bad_places;  // of 4 KiB, that cannot be read
   std::optional<std::uint64_t> fail_write_in;
   std::optional<std::uint64_t> tear_write_in;
   std::size_t tear_after_bytes = 0;
@@ -105,6 +107,9 @@ class MemoryDisk final : public Disk {
       std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size() / 2, to.begin());
       return Error{Code::io, 0, "read: the file is shorter than it was"};
     }
+    const auto bad = bad_places.lower_bound(offset / 4096 * 4096);
+    if (bad != bad_places.end() && *bad < offset + to.size())
+      return Error{Code::io, 5, "read: Input/output error"};
     std::copy_n(now_.begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
     return {};
   }

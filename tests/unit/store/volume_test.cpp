@@ -369,6 +369,41 @@ TEST(Volume, one_superblock_that_cannot_be_read_is_enough_of_a_loss) {
   }
 }
 
+// One bad place in the tables costs what it described, and not the volume; what the headers know is found.
+TEST(Volume, bad_places_in_the_tables_do_not_close_it) {
+  Shelf shelf(16 * mib, 4 * mib);
+  for (std::uint64_t stripe = 1; stripe <= 3; ++stripe) ASSERT_TRUE(shelf.put(stripe, 8).ok());
+  const auto read = shelf.volume->read_begin(2, 0);
+  ASSERT_TRUE(read.ok());
+  const Geometry& geometry = shelf.volume->geometry();
+  const std::uint64_t records = geometry.record_page_offset(read->at.segment, 0);
+  const std::uint64_t segments = geometry.segment_table_offset;
+  shelf.volume->read_end(*read);
+
+  shelf.disk.bad_places = {records};
+  shelf.reopen();
+  EXPECT_EQ(shelf.stripes(), (std::vector<std::uint64_t>{1, 2, 3}));
+  EXPECT_EQ(shelf.volume->stats().unreadable, 1u);
+
+  shelf.disk.bad_places = {read->offset};  // the header of one slot of a segment that is open
+  shelf.reopen();
+  EXPECT_EQ(shelf.stripes(), (std::vector<std::uint64_t>{1, 3}));
+
+  shelf.disk.bad_places = {segments};
+  shelf.reopen();
+  EXPECT_EQ(shelf.stripes(), std::vector<std::uint64_t>{});
+  EXPECT_TRUE(shelf.put(4, 8).ok());
+  EXPECT_TRUE(shelf.get(4).ok());
+}
+
+TEST(Volume, disk_that_gives_nothing_but_its_superblock_is_not_opened) {
+  Shelf shelf(64 * mib, 1 * mib);
+  for (std::uint64_t stripe = 1; stripe <= 20; ++stripe) ASSERT_TRUE(shelf.put(stripe, 8).ok());
+  for (std::uint32_t segment = 0; segment < shelf.volume->geometry().segments; ++segment)
+    shelf.disk.bad_places.insert(shelf.volume->geometry().record_page_offset(segment, 0));
+  EXPECT_EQ(Volume::open(shelf.disk).error().code, Code::io);
+}
+
 TEST(Volume, a_slot_that_many_read_is_listed_all_the_same) {
   Shelf shelf(16 * mib, 4 * mib);
   ASSERT_TRUE(shelf.put(1, 8).ok());
