@@ -25,6 +25,7 @@ Server::Server(loop::Loop& loop, std::vector<Mount::Backing> volumes, transfer::
         if (inventory_) inventory_start();
       }) {
   DI_ASSERT(!volumes.empty() && volumes.size() <= volumes_max);
+  held_by_.resize(volumes.size());
   for (Mount::Backing& backing : volumes) {
     const auto number = static_cast<std::uint16_t>(mounts_.size());
     Mount::Hooks of_mount;
@@ -68,6 +69,10 @@ std::size_t Server::arenas() const {
 
 Mount* Server::mount_of(std::uint16_t volume) const {
   return volume < mounts_.size() ? mounts_[volume].get() : nullptr;
+}
+
+bool Server::has_place(std::size_t own, std::size_t used, std::size_t max) const {
+  return used < max && (mounts_.size() == 1 || own < max - used);
 }
 
 std::size_t Server::io_pending() const {
@@ -283,12 +288,16 @@ void Server::read(Host& host, const wire::Envelope& message) {
   }
   Mount* mount = mount_of(want.volume);
   if (mount == nullptr) return refuse(Code::not_found);
+  Held& held = held_by_[want.volume];
+  if (!has_place(held.reads, held_.reads, options_.transfers_max)) return refuse(Code::busy);
   const Result<Read> begun = mount->read_begin(want.stripe, want.column);
   if (!begun) return refuse(begun.error().code);
   Transfer& transfer = transfers_[id];
   if (transfer.began == Instant{}) transfer.began = loop_.monotonic_now();
   transfer.running = true;
   transfer.mount = mount;
+  ++held_.reads;
+  ++held.reads;
   ColumnRead job = job_of(want, *begun, transfer);
   if (is_page(want.page_blocks, begun->payload_bytes)) {
     job.segments = segments_known(want.page_blocks, job);
@@ -359,6 +368,8 @@ void Server::read_ended(const TransferId& id, Mount& mount, const Read& read, co
   DI_ASSERT(found != transfers_.end());
   const Transfer transfer = std::move(found->second);
   transfers_.erase(found);
+  --held_.reads;
+  --held_by_[mount.number()].reads;
   read_us_.record(static_cast<std::uint64_t>(to_us(loop_.monotonic_now() - transfer.began)));
   const bool cancelled = transfer.cancelled->load(std::memory_order_relaxed);
   if (cancelled) {
@@ -447,9 +458,8 @@ void Server::put(Host& host, const wire::Envelope& message) {
   wire::kv_put want;
   if (!decode(message, want)) return;
   const auto refuse = [&](Code code) { put_answer(host.peer, want.stripe, want.column, code); };
-  if (stopping_ || puts_ >= options_.puts_max) return refuse(Code::busy);
+  if (stopping_) return refuse(Code::busy);
   if (!host.here && fabric_ == nullptr) return refuse(Code::unsupported);
-  if (!host.here && remote_ >= options_.remote_max) return refuse(Code::busy);
   if (host.here && !host.arena) {
     if (!host.socket) attach(host);
     if (!host.socket) return refuse(Code::unreachable);
@@ -459,6 +469,11 @@ void Server::put(Host& host, const wire::Envelope& message) {
   }
   Mount* mount = mount_of(want.volume);
   if (mount == nullptr) return refuse(Code::not_found);
+  Held& held = held_by_[want.volume];
+  if (!has_place(held.puts, held_.puts, options_.puts_max) ||
+      (!host.here && !has_place(held.remote, held_.remote, options_.remote_max))) {
+    return refuse(Code::busy);
+  }
   if (const Code code = mount->put_refusal(); code != Code::ok) return refuse(code);
   const auto layout = layouts_->find(want.fingerprint);
   if (layout == layouts_->end()) return refuse(Code::unsupported);
@@ -508,9 +523,11 @@ void Server::put(Host& host, const wire::Envelope& message) {
       work->pieces.push_back(strip);
     }
   }
-  ++puts_;
+  ++held_.puts;
+  ++held.puts;
   if (host.here) return put_write(work);
-  ++remote_;
+  ++held_.remote;
+  ++held.remote;
   put_fetch(work);
 }
 
@@ -535,8 +552,13 @@ void Server::put_write(const std::shared_ptr<PutWork>& work) {
 
 void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome) {
   work->mount->put_end(work->put, outcome);
-  --puts_;
-  if (!work->arena) --remote_;
+  Held& held = held_by_[work->mount->number()];
+  --held_.puts;
+  --held.puts;
+  if (!work->arena) {
+    --held_.remote;
+    --held.remote;
+  }
   work->arena.reset();
   const Shard& shard = work->put.header.shard;
   const auto answer = [this, work](Code code) {
@@ -616,7 +638,7 @@ void Server::stop(std::function<void()> done) {
 }
 
 void Server::stop_when_idle() {
-  if (!stopped_ || !transfers_.empty() || puts_ > 0) return;
+  if (!stopped_ || !transfers_.empty() || held_.puts > 0) return;
   bool settled = true;
   for (const auto& mount : mounts_) settled = mount->settled() && settled;
   if (!settled) return;

@@ -23,7 +23,8 @@
 // server_remote.cpp has what goes through the fabric, server_inventory.cpp the inventory.
 //
 // Bounds: volumes_max volumes; transfers_max reads and puts_max puts at a time, of them remote_max with a
-// buffer of a page, above that `busy`; remote_kept_bytes of such buffers that wait for the next; one inventory part.
+// buffer of a page, above that `busy`, and of several volumes none has more of these than are left, so that one whose
+// disk does not answer leaves the others theirs; remote_kept_bytes of such buffers that wait for the next; one inventory part.
 #pragma once
 
 #include <algorithm>
@@ -170,7 +171,7 @@ class Server {
   // By number.
   [[nodiscard]] const std::vector<std::unique_ptr<Mount>>& mounts() const { return mounts_; }
   [[nodiscard]] std::size_t transfers() const { return transfers_.size(); }
-  [[nodiscard]] std::size_t puts() const { return puts_; }
+  [[nodiscard]] std::size_t puts() const { return held_.puts; }
   [[nodiscard]] std::size_t io_pending() const;
   [[nodiscard]] std::uint64_t slots_reading() const;  // without those of scrubs
   [[nodiscard]] std::size_t arenas() const;
@@ -188,6 +189,12 @@ class Server {
     std::vector<wire::Envelope> waiting;  // for the arena
   };
   using TransferId = std::pair<Peer, std::uint64_t>;
+  // Places that are taken.
+  struct Held {
+    std::size_t reads = 0;  // that run
+    std::size_t puts = 0;
+    std::size_t remote = 0;  // of both, with a buffer
+  };
   struct RemoteRead;
   struct Transfer {
     std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
@@ -240,6 +247,8 @@ class Server {
   }
   // Null: there is none of that number.
   [[nodiscard]] Mount* mount_of(std::uint16_t volume) const;
+  // Of the places of one kind `used` are taken, `own` of them by the volume that wants one more.
+  [[nodiscard]] bool has_place(std::size_t own, std::size_t used, std::size_t max) const;
 
   void read(Host& host, const wire::Envelope& message);
   [[nodiscard]] bool is_page(std::uint32_t blocks, std::uint64_t bytes) const;
@@ -277,14 +286,14 @@ class Server {
   Options options_;
   Hooks hooks_;
   transfer::Fabric* fabric_;
-  std::map<transfer::OpId, std::function<void(Code)>> moving_;  // bounded with remote_
-  std::size_t remote_ = 0;                                      // buffers in use
+  std::map<transfer::OpId, std::function<void(Code)>> moving_;  // bounded with remote_max
+  Held held_;
+  std::vector<Held> held_by_;  // by volume
   std::shared_ptr<BufferPool> buffers_;
   std::shared_ptr<const Layouts> layouts_ = std::make_shared<const Layouts>();  // the disk's thread reads it
   std::optional<Peer> meta_;
   std::map<std::string, Host> hosts_;
   std::map<TransferId, Transfer> transfers_;
-  std::size_t puts_ = 0;
   std::unique_ptr<Inventory> inventory_;
   std::uint64_t inventories_begun_ = 0;
   bool inventory_reading_ = false;  // headers are on their way, of this inventory or one before

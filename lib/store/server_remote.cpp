@@ -8,10 +8,14 @@ namespace di::store {
 void Server::read_remote(Host& host, const wire::kv_read& want) {
   const TransferId id{host.peer, want.transfer};
   if (fabric_ == nullptr) return refuse_read(host.peer, want.transfer, Code::unsupported);
-  if (transfers_.size() >= options_.transfers_max || remote_ >= options_.remote_max)
-    return refuse_read(host.peer, want.transfer, Code::busy);
   Mount* mount = mount_of(want.volume);
   if (mount == nullptr) return refuse_read(host.peer, want.transfer, Code::not_found);
+  Held& held = held_by_[want.volume];
+  if (transfers_.size() >= options_.transfers_max ||
+      !has_place(held.reads, held_.reads, options_.transfers_max) ||
+      !has_place(held.remote, held_.remote, options_.remote_max)) {
+    return refuse_read(host.peer, want.transfer, Code::busy);
+  }
   const Result<Read> begun = mount->read_begin(want.stripe, want.column);
   if (!begun) return refuse_read(host.peer, want.transfer, begun.error().code);
   auto read = std::make_shared<RemoteRead>();
@@ -20,7 +24,10 @@ void Server::read_remote(Host& host, const wire::kv_read& want) {
   read->mount = mount;
   read->read = *begun;
   read->told = want.from_group;
-  ++remote_;
+  for (Held* each : {&held_, &held}) {
+    ++each->reads;
+    ++each->remote;
+  }
   Transfer& transfer = transfers_[id];
   transfer.began = loop_.monotonic_now();
   transfer.running = true;
@@ -127,7 +134,8 @@ void Server::remote_fail(RemoteRead& read, Code code) {
 
 void Server::remote_settle(const std::shared_ptr<RemoteRead>& read) {
   if (!read->disk_over || !read->moving.empty()) return;
-  --remote_;
+  --held_.remote;
+  --held_by_[read->mount->number()].remote;
   ColumnEnd end;
   if (read->code != Code::ok) {
     end.status =

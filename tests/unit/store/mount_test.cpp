@@ -434,6 +434,37 @@ TEST_F(MountTest, volume_that_failed_comes_back_when_it_is_opened_again) {
   EXPECT_EQ(put_to(1, 4, 2), Code::ok);
 }
 
+// Its reads had all the places of the store.
+TEST_F(MountTest, volume_whose_disk_does_not_answer_leaves_places_to_the_others) {
+  add_volumes(1);
+  listen();
+  Server::Options options;
+  options.transfers_max = 4;
+  start(options);
+  server->host_up(host, true);
+  ASSERT_EQ(put_to(0, 1, 2), Code::ok);
+  ASSERT_EQ(put_to(1, 2, 2), Code::ok);
+  std::promise<void> go;
+  before_read = [gate = go.get_future().share()] { gate.wait(); };
+  const auto busy = [&](std::uint64_t transfer, std::uint16_t volume) {
+    wire::kv_read want = read_of(transfer, volume + 1u, take(2, kv::SlotState::filling));
+    want.volume = volume;
+    const std::size_t before = got<wire::kv_read_done>().size();
+    say(host, want);
+    return got<wire::kv_read_done>().size() > before &&
+           got<wire::kv_read_done>().back().code == static_cast<std::uint16_t>(Code::busy);
+  };
+  EXPECT_FALSE(busy(1, 1));
+  EXPECT_FALSE(busy(2, 1));
+  EXPECT_TRUE(busy(3, 1)) << "it has half of them";
+  EXPECT_FALSE(busy(4, 0));
+  go.set_value();
+  ASSERT_TRUE(until([&] { return got<wire::kv_read_done>().size() == 4; }));
+  before_read = {};
+  EXPECT_FALSE(busy(5, 1)) << "they are given back";
+  ASSERT_TRUE(until([&] { return got<wire::kv_read_done>().size() == 5; }));
+}
+
 TEST_F(MountTest, full_volume_refuses_and_the_other_one_takes) {
   add_volumes(1);
   start_with_host();
