@@ -196,11 +196,12 @@ def main():
                 fetch(fleet, warm)
             prompts = [words(PAGES * BLOCK_TOKENS, seed=100 + i) for i in range(options.rounds)]
             for i, prompt in enumerate(prompts):
-                rates["sockets"].append(sockets(PAGES * PAGE_BYTES))
-                rates["put"].append(put(fleet, prompt))
-                rates["fetch"].append(fetch(fleet, prompt))
+                with mooncake.stopped() if rivals else contextlib.nullcontext():
+                    rates["sockets"].append(sockets(PAGES * PAGE_BYTES))
+                    rates["put"].append(put(fleet, prompt))
+                    rates["fetch"].append(fetch(fleet, prompt))
                 if rivals:
-                    for name, rate in zip(("Mooncake put", "Mooncake get"), mooncake.round(i + 1)):
+                    for name, (rate,) in zip(("Mooncake put", "Mooncake get"), mooncake.round(i + 1)):
                         rates[name].append(rate * 1e9)
             for i, prompt in enumerate(prompts):
                 rates["healthy"].append(fetch(fleet, prompt))
