@@ -25,6 +25,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DI_BUILD_DIR", SOURCE / "build"))
 BIN = BUILD / "bin"
 SANITIZER = re.compile(r"(Thread|Address|Leak|UndefinedBehavior)Sanitizer|runtime error:")
+# Whoever stops us from outside (a time limit) stops our fleets too, as Ctrl-C does.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 # Sanitizer builds are several times slower: deadlines stretch, assertions do not change.
 PATIENCE = float(os.environ.get("DI_TEST_PATIENCE", "1"))
 
