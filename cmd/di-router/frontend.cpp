@@ -60,6 +60,13 @@ RequestId new_request_id() {
   return id;
 }
 
+// The x-request-id that the client gave its request.
+std::optional<std::string> id_of_client(const http::Request& head) {
+  const auto given = head.header("x-request-id");
+  if (!given.has_value() || !api::request_id_sane(*given)) return std::nullopt;
+  return std::string(*given);
+}
+
 http::Headers to_http(const api::Headers& headers) {
   http::Headers out;
   for (const auto& [name, value] : headers) out.emplace_back(name, value);
@@ -198,10 +205,7 @@ const account::KeyEntry* Frontend::authenticate(const http::Request& head, api::
 http::Handler::Verdict Frontend::on_head(const http::Request& head) {
   const auto refuse = [&](const api::ApiError& error) {
     http::Reply reply{error.status, to_http(api::error_headers(error)), api::error_body(error)};
-    const auto id = head.header("x-request-id");
-    reply.headers.emplace_back("x-request-id", id.has_value() && api::request_id_sane(*id)
-                                                   ? std::string(*id)
-                                                   : new_request_id().text());
+    reply.headers.emplace_back("x-request-id", id_of_client(head).value_or(new_request_id().text()));
     return Verdict{std::move(reply), 0};
   };
   const Route* route = route_find(head.path);
@@ -249,8 +253,9 @@ void Frontend::on_request(http::ExchangeId exchange, http::Request request) {
   take_body(*route->task, exchange, std::move(request.body), request_id, *key);
 }
 
-http::Headers Frontend::own_headers() {
-  return {{"x-request-id", new_request_id().text()}};
+http::Headers Frontend::own_headers(const http::Request* head) {
+  const std::optional<std::string> given = head == nullptr ? std::nullopt : id_of_client(*head);
+  return {{"x-request-id", given.value_or(new_request_id().text())}};
 }
 
 void Frontend::send_json(http::ExchangeId exchange, const std::string& request_id, std::string body) {

@@ -65,7 +65,7 @@ class Frontend final : public http::Handler {
 
   Verdict on_head(const http::Request& head) override;
   void on_request(http::ExchangeId exchange, http::Request request) override;
-  http::Headers own_headers() override;
+  http::Headers own_headers(const http::Request* head) override;
   void on_gone(http::ExchangeId exchange, http::Gone why) override;
 
  private:

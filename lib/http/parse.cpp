@@ -58,6 +58,8 @@ class Collector final : public beast::http::basic_parser<true> {
   Request request;
   std::optional<Failure> refused;  // our own verdict, when ec only says that there is one
   std::size_t body_bytes_max = 0;
+  std::size_t body_bytes = 0;
+  bool keep_body = true;
   int hosts = 0;
   int transfer_encodings = 0;
   bool transfer_chunked = false;
@@ -121,20 +123,22 @@ class Collector final : public beast::http::basic_parser<true> {
   }
 
   void on_body_init_impl(const boost::optional<std::uint64_t>&, Ec&) override {}
-  std::size_t on_body_impl(beast::string_view bytes, Ec&) override {
-    request.body.append(bytes.data(), bytes.size());
-    return bytes.size();
-  }
+  std::size_t on_body_impl(beast::string_view bytes, Ec&) override { return take(bytes); }
   void on_chunk_header_impl(std::uint64_t bytes, beast::string_view extension, Ec& ec) override {
     extension_bytes_ += extension.size();
     if (extension_bytes_ > chunk_extension_bytes_max) return refuse(400, "too many chunk extensions", ec);
-    if (bytes > body_bytes_max - request.body.size()) ec = beast::http::error::body_limit;
+    if (bytes > body_bytes_max - body_bytes) ec = beast::http::error::body_limit;
   }
   std::size_t on_chunk_body_impl(std::uint64_t, beast::string_view bytes, Ec&) override {
-    request.body.append(bytes.data(), bytes.size());
-    return bytes.size();
+    return take(bytes);
   }
   void on_finish_impl(Ec&) override {}
+
+  std::size_t take(beast::string_view bytes) {
+    body_bytes += bytes.size();
+    if (keep_body) request.body.append(bytes.data(), bytes.size());
+    return bytes.size();
+  }
 
   std::size_t extension_bytes_ = 0;
   bool head_done_ = false;
@@ -330,13 +334,15 @@ std::size_t RequestParser::feed(std::string_view bytes) {
   return 0;
 }
 
-void RequestParser::accept_body(std::size_t body_bytes_max) {
+void RequestParser::accept_body(std::size_t body_bytes_max, bool keep) {
   DI_ASSERT(impl_->state == State::head_done);
   Collector& parser = *impl_->parser;
   parser.body_bytes_max = body_bytes_max;
+  parser.keep_body = keep;
   const std::uint64_t length = parser.request.content_length.value_or(0);
   if (length > body_bytes_max) return impl_->body_too_large();
   impl_->state = parser.is_done() ? State::done : State::body;
+  if (!keep) return;
   // More is taken as bytes come, so that a promise of a large body costs the client something.
   constexpr std::size_t reserve_bytes_max = 256 << 10;
   parser.request.body.reserve(std::min<std::size_t>(static_cast<std::size_t>(length), reserve_bytes_max));
@@ -355,6 +361,10 @@ bool RequestParser::started() const {
 Request& RequestParser::request() {
   DI_ASSERT(impl_->state != State::head);
   return impl_->parser->request;
+}
+
+std::size_t RequestParser::body_bytes() const {
+  return impl_->parser->body_bytes;
 }
 
 const Failure& RequestParser::failure() const {

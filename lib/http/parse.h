@@ -74,14 +74,16 @@ class RequestParser {
   // how many belong to this request.  What follows is the next request's.
   std::size_t feed(std::string_view bytes);
   // In head_done: reads the body if it has at most `body_bytes_max` bytes, fails with 413 otherwise.
-  void accept_body(std::size_t body_bytes_max);
+  // Without `keep` its bytes are counted and dropped.
+  void accept_body(std::size_t body_bytes_max, bool keep = true);
   // Forgets this request and waits for the next one.
   void reset();
 
   [[nodiscard]] State state() const;
   // Whether bytes of this request have come (empty lines before it do not count).
   [[nodiscard]] bool started() const;
-  [[nodiscard]] Request& request();  // from head_done on
+  [[nodiscard]] Request& request();              // from head_done on
+  [[nodiscard]] std::size_t body_bytes() const;  // that have come, kept or not
   [[nodiscard]] const Failure& failure() const;
 
  private:

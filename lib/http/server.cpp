@@ -82,12 +82,15 @@ struct Server::Impl {
     std::string out;               // backlog, sent up to out_sent
     std::size_t out_sent = 0;
     std::size_t body_counted_bytes = 0;
-    Instant body_start;
+    std::size_t body_seen_bytes = 0;
+    Instant until;  // of a body being read, an answer being flushed, or a lingering end
     bool head_started = false;
-    bool keep_alive = true;  // of the present exchange
-    bool head_only = false;  // a HEAD request: no body in the answer
-    bool chunked = true;     // false for HTTP/1.0
-    bool feeding = false;    // feed() is on the stack
+    bool head_known = false;  // the parser has the head of the present request
+    bool keep_alive = true;   // of the present exchange
+    bool head_only = false;   // a HEAD request: no body in the answer
+    bool chunked = true;      // false for HTTP/1.0
+    bool feeding = false;     // feed() is on the stack
+    bool more = false;        // and holds bytes behind the present request
     bool read_paused = false;
     bool read_closed = false;  // the client closed its side and may wait for the answer
     bool closed = false;       // out of the table; the object lives until the stack is unwound
@@ -161,6 +164,14 @@ struct Server::Impl {
 
   // Removes a socket file that nobody listens on.
   static Status unix_path_free(const SocketAddress& address, const std::string& what) {
+    struct stat info {};
+    if (::lstat(address.path.c_str(), &info) != 0) {
+      return errno == ENOENT ? Status() : Status(errno_error(what));
+    }
+    // Connecting to any other file is refused just like connecting to a dead socket.
+    if (!S_ISSOCK(info.st_mode)) {
+      return Error{Code::exists, EEXIST, what + ": there is a file that is not a socket"};
+    }
     const Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!probe.valid()) return errno_error(what);
     if (::connect(probe.get(), address.get(), address.bytes) == 0 || errno == EAGAIN) {
@@ -199,7 +210,7 @@ struct Server::Impl {
   // Best effort: the client may see a reset instead, if its request is already here.
   void refuse_connection(int fd) {
     const Failure failure = failure_make(503, "too many connections");
-    Headers headers = handler.own_headers();
+    Headers headers = handler.own_headers(nullptr);
     headers.emplace_back("Retry-After", "1");
     const std::string text =
         head_text(503, headers, "application/json", failure.body.size(), "close", false) + failure.body;
@@ -257,7 +268,8 @@ struct Server::Impl {
         if (it.pipelined.size() >= pipelined_bytes_max) pause_reading(it, true);
         return;
       case Phase::lingering:
-        return;
+        // A client that still sends has not read the answer yet.
+        return wheel.set(it.slot, std::min(it.until, loop.now() + linger_limit));
     }
   }
 
@@ -299,17 +311,19 @@ struct Server::Impl {
     while (!it.closed && (it.phase == Phase::head || it.phase == Phase::body) && !bytes.empty()) {
       const std::size_t taken = it.parser.feed(bytes);
       bytes.remove_prefix(taken);
-      advance(it, !bytes.empty());
+      it.more = !bytes.empty();
+      advance(it);
     }
     it.feeding = false;
+    it.more = false;
     if (it.closed || it.phase == Phase::lingering) return;
     it.pipelined.append(bytes);
     pause_reading(it, it.pipelined.size() >= pipelined_bytes_max);
   }
 
-  void advance(Connection& it, bool more) {
+  void advance(Connection& it) {
     if (it.parser.state() == RequestParser::State::head_done) {
-      if (!judge_head(it, more)) return;
+      if (!judge_head(it)) return;
     }
     switch (it.parser.state()) {
       case RequestParser::State::head:
@@ -332,9 +346,10 @@ struct Server::Impl {
   }
 
   // False when the request was answered here.
-  bool judge_head(Connection& it, bool more) {
+  bool judge_head(Connection& it) {
     Request& request = it.parser.request();
     request.peer = it.peer;
+    it.head_known = true;
     it.keep_alive = request.keep_alive;
     it.head_only = request.method == "HEAD";
     it.chunked = request.version_minor > 0;
@@ -349,28 +364,50 @@ struct Server::Impl {
       }
       it.refusal = std::move(verdict.refuse);
       verdict.body_bytes_max = refused_body_bytes_max;
+    } else {
+      verdict.body_bytes_max = std::min(verdict.body_bytes_max, longest_body());
+      const std::size_t room = bodies_room(static_cast<std::size_t>(length));
+      if (length <= verdict.body_bytes_max && length > room - std::min(bodies_bytes, room)) {
+        answer_busy(it);
+        return false;
+      }
     }
-    if (length <= verdict.body_bytes_max &&
-        length > options.bodies_bytes_max - std::min(bodies_bytes, options.bodies_bytes_max)) {
-      answer_busy(it);
-      return false;
-    }
-    const bool goes_on = request.expects_continue && !more;
-    it.parser.accept_body(verdict.body_bytes_max);
+    const bool goes_on = request.expects_continue && !it.more;
+    it.parser.accept_body(verdict.body_bytes_max, !it.refusal.has_value());
     if (it.parser.state() == RequestParser::State::body) {
       it.phase = Phase::body;
-      it.body_start = loop.now();
-      deadline(it, body_limit);
+      it.body_seen_bytes = 0;
+      it.until = loop.now() + body_limit;
+      wheel.set(it.slot, it.until);
       if (goes_on) send(it, "HTTP/1.1 100 Continue\r\n\r\n");
     }
     return !it.closed;
   }
 
+  // A longer one would never find room.
+  std::size_t longest_body() const {
+    return std::max(std::min(options.bodies_bytes_max, small_body_bytes_max), bodies_room(SIZE_MAX));
+  }
+  // What all bodies may hold together for one of this length to be among them.
+  std::size_t bodies_room(std::size_t body_bytes) const {
+    return body_bytes <= small_body_bytes_max ? options.bodies_bytes_max
+                                              : long_bodies_bytes_max(options.bodies_bytes_max);
+  }
+
   void count_body(Connection& it) {
+    earn_time(it, it.parser.body_bytes() - std::exchange(it.body_seen_bytes, it.parser.body_bytes()),
+              body_limit);
     const std::size_t have = it.parser.request().body.size();
-    bodies_bytes += have - it.body_counted_bytes;
-    it.body_counted_bytes = have;
-    if (bodies_bytes > options.bodies_bytes_max) answer_busy(it);
+    const std::size_t before = std::exchange(it.body_counted_bytes, have);
+    bodies_bytes += have - before;
+    if (have > before && bodies_bytes > bodies_room(have)) answer_busy(it);
+  }
+
+  // Bytes that moved buy time, at most as much as there is without any.
+  void earn_time(Connection& it, std::size_t bytes, Duration limit) {
+    const Duration earned = seconds(1) * static_cast<std::int64_t>(bytes) / client_rate_bytes;
+    it.until = std::min(it.until + earned, loop.now() + limit);
+    wheel.set(it.slot, it.until);
   }
 
   void release_body(Connection& it) {
@@ -469,7 +506,23 @@ struct Server::Impl {
     });
   }
 
+  bool no_room_for(const Reply& reply) const {
+    const std::size_t room = options.answers_bytes_max - std::min(unsent_bytes, options.answers_bytes_max);
+    return reply.body.size() > stream_backlog_bytes_max && reply.body.size() > room;
+  }
+
+  // The same request, answered shortly.
+  static Reply too_many_answers(const Reply& reply) {
+    const Failure failure = failure_make(503, "too many long answers wait for their readers; try again");
+    Reply busy{.status = failure.status, .headers = {{"Retry-After", "1"}}, .body = failure.body};
+    for (const auto& [name, value] : reply.headers) {
+      if (same_word(name, "x-request-id")) busy.headers.emplace_back(name, value);
+    }
+    return busy;
+  }
+
   void respond(Connection& it, const Reply& reply) {
+    if (no_room_for(reply)) return respond(it, too_many_answers(reply));
     if (draining || wants_close(reply.headers)) it.keep_alive = false;
     const bool bare = reply.status == 204 || reply.status == 304;
     std::string text =
@@ -477,8 +530,16 @@ struct Server::Impl {
                   bare ? std::nullopt : std::optional(reply.body.size()), connection_field(it), false);
     if (!it.head_only && !bare) text.append(reply.body);
     end_exchange(it);
+    flush(it, text);
+  }
+
+  // The last bytes of an answer.
+  void flush(Connection& it, std::string_view bytes) {
     it.phase = Phase::flushing;
-    if (send(it, text) && it.backlog() == 0) complete(it);
+    it.until = loop.now() + stall_limit;
+    if (!send(it, bytes)) return;
+    if (it.backlog() == 0) return complete(it);
+    wheel.set(it.slot, it.until);
   }
 
   // An answer of the server's own, before the request was read to its end.
@@ -490,7 +551,9 @@ struct Server::Impl {
   }
 
   void answer_failure(Connection& it, const Failure& failure) {
-    Reply reply{.status = failure.status, .headers = handler.own_headers(), .body = failure.body};
+    Reply reply{.status = failure.status,
+                .headers = handler.own_headers(it.head_known ? &it.parser.request() : nullptr),
+                .body = failure.body};
     if (failure.status == 503) reply.headers.emplace_back("Retry-After", "1");
     answer_and_close(it, reply);
   }
@@ -534,8 +597,7 @@ struct Server::Impl {
       scratch.append("0\r\n\r\n");
     }
     end_exchange(*it);
-    it->phase = Phase::flushing;
-    if (send(*it, scratch) && it->backlog() == 0) complete(*it);
+    flush(*it, scratch);
     return true;
   }
 
@@ -569,6 +631,7 @@ struct Server::Impl {
       deadline(it, stall_limit);
     }
     it.out.append(bytes);
+    unsent_bytes += bytes.size();
     return true;
   }
 
@@ -580,10 +643,16 @@ struct Server::Impl {
       return lose(it, Gone::client_left);
     }
     it.out_sent += static_cast<std::size_t>(count);
+    unsent_bytes -= static_cast<std::size_t>(count);
     if (it.backlog() > 0) {
-      deadline(it, stall_limit);
-      // Keeps the memory of a stream that never quite catches up near its backlog.
-      if (it.out_sent >= stream_backlog_bytes_max) {
+      if (it.phase == Phase::flushing) {
+        earn_time(it, static_cast<std::size_t>(count), stall_limit);
+      } else {
+        deadline(it, stall_limit);
+      }
+      // Keeps the memory of a stream that never quite catches up near its backlog; what is left is moved
+      // only when at least as much went, so that a long answer is not moved again and again.
+      if (it.out_sent >= stream_backlog_bytes_max && it.out_sent >= it.backlog()) {
         it.out.erase(0, it.out_sent);
         it.out_sent = 0;
       }
@@ -593,7 +662,7 @@ struct Server::Impl {
     it.out_sent = 0;
     it.watch->on_writable(nullptr);
     if (it.phase == Phase::body) {
-      deadline(it, body_limit);
+      wheel.set(it.slot, it.until);
     } else {
       clear_deadline(it);
     }
@@ -606,11 +675,12 @@ struct Server::Impl {
     if (draining) it.keep_alive = false;  // a stream that began before did not say so
     if (!it.keep_alive || !read_all) {
       // Closing over unread bytes would reset the connection, and the reset can overtake the answer.
-      const bool unread = !read_all || !it.pipelined.empty() || it.feeding || it.read_paused;
+      const bool unread = !read_all || !it.pipelined.empty() || it.more || it.read_paused;
       return unread && !it.read_closed ? linger(it) : close(it);
     }
     it.phase = Phase::head;
     it.head_started = false;
+    it.head_known = false;
     it.head_only = false;
     it.chunked = true;
     it.parser.reset();
@@ -626,6 +696,7 @@ struct Server::Impl {
     it.pipelined = std::string();
     ::shutdown(it.fd.get(), SHUT_WR);
     pause_reading(it, false);
+    it.until = loop.now() + linger_all_limit;
     deadline(it, linger_limit);
   }
 
@@ -647,6 +718,7 @@ struct Server::Impl {
     DI_ASSERT(!it.closed && it.generation == 0);
     it.closed = true;
     release_body(it);
+    unsent_bytes -= it.backlog();
     if (it.read_paused) --paused;
     it.watch.reset();
     it.fd.reset();
@@ -669,6 +741,7 @@ struct Server::Impl {
       if (it != connection || it->phase != Phase::head) continue;
       feed(*it, {});
     }
+    if (stopped && live == 0 && !std::exchange(empty_told, true)) handler.on_empty();
   }
 
   // Time.
@@ -718,13 +791,9 @@ struct Server::Impl {
         if (!it.head_started) return close(it);
         ++counters.timeouts;
         return answer_timeout(it, "the request head took too long");
-      case Phase::body: {
-        const auto received = static_cast<std::int64_t>(it.parser.request().body.size());
-        const Instant until = it.body_start + body_limit + seconds(1) * received / body_rate_bytes;
-        if (loop.now() < until) return wheel.set(it.slot, until);
+      case Phase::body:
         ++counters.timeouts;
         return answer_timeout(it, "the request body took too long");
-      }
       case Phase::lingering:
         return close(it);
       case Phase::handling:
@@ -739,13 +808,29 @@ struct Server::Impl {
   }
 
   void stop_listening() {
+    if (stopped) return;
     draining = true;
+    // Whoever has connected was told that somebody listens here.
+    for (const auto& listener : listeners) {
+      std::uint64_t before = 0;
+      do {
+        before = counters.accepted;
+        on_acceptable(*listener);
+      } while (counters.accepted - before >= static_cast<std::uint64_t>(accept_batch_max));
+    }
     listeners.clear();
     accept_paused = false;
+    stopped = true;
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-      Connection* it = slots[slot].get();
-      if (it != nullptr && it->phase == Phase::head && !it->head_started && it->pipelined.empty()) close(*it);
+      // A request may have come since the last turn: closing over it would reset the connection.
+      if (is_idle(slots[slot].get())) on_readable(*slots[slot]);
+      if (is_idle(slots[slot].get())) close(*slots[slot]);
     }
+    deferred.start_after(Duration(0));
+  }
+
+  static bool is_idle(const Connection* it) {
+    return it != nullptr && it->phase == Phase::head && !it->head_started && it->pipelined.empty();
   }
 
   loop::Loop& loop;
@@ -769,9 +854,12 @@ struct Server::Impl {
   std::size_t live = 0;
   std::size_t exchanges = 0;
   std::size_t bodies_bytes = 0;
+  std::size_t unsent_bytes = 0;
   std::size_t paused = 0;
   bool accept_paused = false;
   bool draining = false;
+  bool stopped = false;     // stop_listening() was called
+  bool empty_told = false;  // on_empty() was called
   Counters counters;
 };
 
@@ -822,6 +910,9 @@ std::size_t Server::exchanges() const {
 }
 std::size_t Server::bodies_bytes() const {
   return impl_->bodies_bytes;
+}
+std::size_t Server::unsent_bytes() const {
+  return impl_->unsent_bytes;
 }
 const Server::Counters& Server::counters() const {
   return impl_->counters;

@@ -11,15 +11,20 @@
 //
 //   state      meaning                                  bounded by
 //   head       waiting for, then reading, a head        idle_s until its first byte, header_s from there
-//   body       reading the body                         body_s + 1 s per body_rate_bytes received
+//   body       reading the body                         body_limit, see below
 //   handling   the handler has the request              the handler
 //   streaming  a chunked answer is open                 the handler; the backlog as below
-//   flushing   the answer's last bytes are in backlog   stall_s without progress
-//   lingering  our side is closed, theirs is read away  linger_s
+//   flushing   the answer's last bytes are in backlog   stall_limit, see below
+//   lingering  our side is closed, theirs is read away  linger_limit of silence, linger_all_limit in all
 //
-// A backlog above backlog_bytes_max (streams) or without progress for stall_s is a slow client: it is
-// cut off, nothing ever waits for it.  Other bounds: connections_max (also kept below the limit of
-// descriptors), head and body bytes, the sum of bodies being read, pipelined_bytes_max.
+// A body may fall behind client_rate_bytes a second by what that rate makes of body_limit, the rest of an
+// answer by stall_limit: each byte buys its share of a second, and what came faster is no credit for
+// silence later.
+//
+// A backlog above stream_backlog_bytes_max (streams) or without progress for stall_limit is a slow client:
+// it is cut off, nothing ever waits for it.  Other bounds: connections_max (also kept below the limit of
+// descriptors), head and body bytes, the sum of bodies being read and of answers not yet taken,
+// pipelined_bytes_max.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +43,23 @@ inline constexpr std::size_t stream_backlog_bytes_max = 256 << 10;
 inline constexpr std::size_t pipelined_bytes_max = 64 << 10;  // then one more read, then none
 inline constexpr int accept_batch_max = 64;
 inline constexpr int fd_reserve = 64;  // descriptors left to the rest of the program
-// A refused request whose body is at most this long is read to its end, so that the connection lives.
+// A refused request whose body is at most this long is read away to its end, so that the connection lives.
 inline constexpr std::size_t refused_body_bytes_max = 64 << 10;
 
 inline constexpr Duration idle_limit = seconds(75);  // longer than the 5 s after which guidellm reuses
 inline constexpr Duration header_limit = seconds(10);
 inline constexpr Duration body_limit = seconds(30);
-inline constexpr std::int64_t body_rate_bytes = 64 << 10;  // per second
 inline constexpr Duration stall_limit = seconds(60);
+inline constexpr std::int64_t client_rate_bytes = 64 << 10;  // per second, either way
 inline constexpr Duration linger_limit = seconds(5);
+inline constexpr Duration linger_all_limit = seconds(30);
+
+// The sum of bodies being read.  Those longer than small_body_bytes_max leave a quarter of it to the others.
+inline constexpr std::size_t bodies_bytes_max_default = std::size_t{256} << 20;
+inline constexpr std::size_t small_body_bytes_max = 1 << 20;
+[[nodiscard]] constexpr std::size_t long_bodies_bytes_max(std::size_t bodies_bytes_max) {
+  return bodies_bytes_max - bodies_bytes_max / 4;
+}
 
 // One request and its answer.  Never reused.
 struct ExchangeId {
@@ -82,9 +95,12 @@ class Handler {
   // or abort().
   virtual void on_request(ExchangeId id, Request request) = 0;
   // Fields of an answer that the server makes by itself: to a malformed request, for want of time or room.
-  virtual Headers own_headers() { return {}; }
+  // `head` is null when the request's head is not known.
+  virtual Headers own_headers(const Request* /*head*/) { return {}; }
   // Exactly once for each exchange that ends otherwise; never from within a call to the server.
   virtual void on_gone(ExchangeId id, Gone why) = 0;
+  // Once after stop_listening(), when no connection is left; never from within a call to the server.
+  virtual void on_empty() {}
 };
 
 class Server {
@@ -92,8 +108,11 @@ class Server {
   struct Options {
     std::size_t connections_max = 8192;
     std::size_t header_bytes_max = header_bytes_max_default;
-    // The sum of bodies being read; beyond it requests get a 503.
-    std::size_t bodies_bytes_max = std::size_t{256} << 20;
+    // Beyond it requests get a 503; one whose body could never fit gets a 413.
+    std::size_t bodies_bytes_max = bodies_bytes_max_default;
+    // The sum of what the kernel has not taken of answers.  Beyond it an answer longer than
+    // stream_backlog_bytes_max becomes a 503; shorter ones are bounded by connections_max.
+    std::size_t answers_bytes_max = std::size_t{256} << 20;
     // A client that closes its sending side counts as gone, as with most servers; false lets it wait.
     bool half_close_is_leave = true;
   };
@@ -137,12 +156,14 @@ class Server {
 
   // From now on answers carry Connection: close.
   void announce_drain();
-  // Closes the listeners and the connections without an exchange; implies announce_drain().
+  // Takes the connections and requests that are already here, then closes the listeners and the connections
+  // without a request; implies announce_drain().  May call on_head() and on_request().
   void stop_listening();
 
   [[nodiscard]] std::size_t connections() const;
   [[nodiscard]] std::size_t exchanges() const;     // with the handler
   [[nodiscard]] std::size_t bodies_bytes() const;  // being read
+  [[nodiscard]] std::size_t unsent_bytes() const;  // of all answers
   [[nodiscard]] const Counters& counters() const;
 
  private:

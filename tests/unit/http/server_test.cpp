@@ -1,15 +1,12 @@
 #include "http/server.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -18,11 +15,10 @@
 #include "base/json.h"
 #include "http/address.h"
 #include "http/sse.h"
+#include "tests/support/http_peer.h"
 
 namespace di::http {
 namespace {
-
-constexpr Duration patience = seconds(10);  // until a test gives up, never how long it takes
 
 struct Recorder final : Handler {
   std::size_t body_bytes_max = 1 << 20;
@@ -32,7 +28,12 @@ struct Recorder final : Handler {
   std::vector<std::pair<ExchangeId, Gone>> gone;
   std::function<void(ExchangeId, const Request&)> at_once;
 
-  Headers own_headers() override { return {{"x-request-id", "own"}}; }
+  int emptied = 0;
+
+  Headers own_headers(const Request* head) override {
+    return {{"x-request-id",
+             std::string(head == nullptr ? "own" : head->header("x-request-id").value_or("own"))}};
+  }
   Verdict on_head(const Request& head) override {
     ++heads;
     EXPECT_FALSE(head.peer.empty());
@@ -43,99 +44,7 @@ struct Recorder final : Handler {
     if (at_once) at_once(id, requests.back().second);
   }
   void on_gone(ExchangeId id, Gone why) override { gone.emplace_back(id, why); }
-};
-
-// A client's socket, driven by the same thread as the server.
-class Peer {
- public:
-  Peer(loop::Loop& loop, const std::string& address, int receive_bytes = 0) : loop_(loop) {
-    auto parsed = address_parse(address);
-    fd_ = Fd(::socket(parsed->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (receive_bytes > 0) {
-      EXPECT_EQ(::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof receive_bytes), 0);
-    }
-    EXPECT_EQ(::connect(fd_.get(), parsed->get(), parsed->bytes), 0);
-    EXPECT_EQ(::fcntl(fd_.get(), F_SETFL, O_NONBLOCK), 0);
-  }
-
-  void send(std::string_view bytes) {
-    EXPECT_TRUE(loop_.run_until(
-        [&] {
-          const ssize_t count = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-          if (count > 0) bytes.remove_prefix(static_cast<std::size_t>(count));
-          loop_.post("spin", [] {});
-          return bytes.empty();
-        },
-        patience));
-  }
-  // Runs the loop until `end` is in what was received, and takes everything up to it.
-  std::string read_to(std::string_view end) {
-    std::size_t at = std::string::npos;
-    EXPECT_TRUE(wait([&] { return (at = in_.find(end)) != std::string::npos; })) << "got: " << in_;
-    if (at == std::string::npos) return std::exchange(in_, "");
-    std::string out = in_.substr(0, at + end.size());
-    in_.erase(0, at + end.size());
-    return out;
-  }
-  // One answer with Content-Length.
-  std::string read_answer() {
-    std::string head = read_to("\r\n\r\n");
-    const std::size_t at = head.find("Content-Length: ");
-    if (at == std::string::npos) return head;
-    const std::size_t length = std::stoul(head.substr(at + 16));
-    EXPECT_TRUE(wait([&] { return in_.size() >= length; }));
-    head += in_.substr(0, length);
-    in_.erase(0, length);
-    return head;
-  }
-  // Everything until the server closes.
-  std::string read_all() {
-    EXPECT_TRUE(wait([&] { return ended_; }));
-    return std::exchange(in_, "");
-  }
-  bool closed() {
-    pull();
-    return ended_;
-  }
-  std::string& received() {
-    pull();
-    return in_;
-  }
-  bool wait(const std::function<bool()>& done) {
-    return loop_.run_until(
-        [&] {
-          pull();
-          loop_.post("spin", [] {});
-          return done();
-        },
-        patience);
-  }
-  void leave() { fd_.reset(); }
-  void reset() {
-    const linger now{1, 0};
-    EXPECT_EQ(::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now), 0);
-    fd_.reset();
-  }
-  void half_close() { EXPECT_EQ(::shutdown(fd_.get(), SHUT_WR), 0); }
-
- private:
-  void pull() {
-    char buffer[65536];
-    while (fd_.valid() && !ended_) {
-      const ssize_t count = ::recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-      if (count > 0) {
-        in_.append(buffer, static_cast<std::size_t>(count));
-      } else {
-        ended_ = count == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
-        return;
-      }
-    }
-  }
-
-  loop::Loop& loop_;
-  Fd fd_;
-  std::string in_;
-  bool ended_ = false;
+  void on_empty() override { ++emptied; }
 };
 
 class ServerTest : public testing::Test {
@@ -428,6 +337,65 @@ TEST_F(ServerTest, ASlowReaderThatReadsGetsEverythingInOrder) {
   EXPECT_EQ(got, "start" + want);
 }
 
+TEST_F(ServerTest, TheSumOfUnreadAnswersIsBounded) {
+  constexpr std::size_t mib = 1 << 20;
+  server_.reset();
+  make({.answers_bytes_max = 32 * mib});
+  const Reply answer{.status = 200, .headers = {{"x-request-id", "r"}}, .body = std::string(28 * mib, '1')};
+  Peer slow(loop_, address_, 4096);
+  slow.send(get);
+  EXPECT_TRUE(server_->respond(request(), answer));
+  EXPECT_GT(server_->unsent_bytes(), 8 * mib) << "the kernel took more than it can";
+  Peer second(loop_, address_);
+  second.send(get);
+  EXPECT_TRUE(server_->respond(request(), answer));
+  const std::string busy = second.read_answer();
+  EXPECT_EQ(busy.substr(0, 12), "HTTP/1.1 503");
+  EXPECT_NE(busy.find("x-request-id: r\r\n"), std::string::npos);
+  EXPECT_NE(busy.find("Retry-After: 1\r\n"), std::string::npos);
+  second.send(get);
+  EXPECT_TRUE(server_->respond(request(), {.status = 200, .headers = {}, .body = "1"}));
+  EXPECT_EQ(second.read_answer().substr(0, 12), "HTTP/1.1 200") << "a short one passes";
+  EXPECT_GT(slow.read_answer().size(), answer.body.size());
+  EXPECT_EQ(server_->unsent_bytes(), 0U);
+  second.send(get);
+  EXPECT_TRUE(server_->respond(request(), answer));
+  EXPECT_EQ(second.read_answer().substr(0, 12), "HTTP/1.1 200");
+  Peer leaves(loop_, address_, 4096);
+  leaves.send(get);
+  EXPECT_TRUE(server_->respond(request(), answer));
+  EXPECT_GT(server_->unsent_bytes(), 0U);
+  leaves.reset();
+  ASSERT_TRUE(until([&] { return server_->unsent_bytes() == 0; }));
+}
+
+// 1 MiB in 50 s is below the rate, 4 MiB is above it.
+TEST_F(ServerTest, AReaderOfALongAnswerKeepsARate) {
+  constexpr std::size_t mib = 1 << 20;
+  const Reply answer{.status = 200, .headers = {}, .body = std::string(24 * mib, '1')};
+  for (const bool slow : {false, true}) {
+    Peer peer(loop_, address_, 4096);
+    peer.send(get);
+    EXPECT_TRUE(server_->respond(request(), answer));
+    std::size_t taken = 0;
+    const std::size_t piece = slow ? mib : 4 * mib;
+    for (std::size_t got = piece; got == piece && taken < (slow ? 10 : 24) * mib; taken += got) {
+      got = peer.take(piece);
+      advance(seconds(50));
+    }
+    if (slow) {
+      EXPECT_EQ(server_->connections(), 0U);
+      EXPECT_LT(taken, answer.body.size());
+    } else {
+      EXPECT_EQ(taken, 24 * mib);
+      EXPECT_GT(peer.take(100), 0U) << "the head's length is left";
+    }
+    EXPECT_EQ(server_->counters().slow_clients, slow ? 1U : 0U);
+    peer.leave();
+    ASSERT_TRUE(until([&] { return server_->connections() == 0; }));
+  }
+}
+
 TEST_F(ServerTest, ParserFailuresAreAnsweredInJson) {
   const std::pair<std::string, const char*> cases[] = {
       {"GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 400 Bad Request\r\n"},
@@ -539,6 +507,66 @@ TEST_F(ServerTest, TheSumOfBodiesIsBounded) {
   EXPECT_EQ(server_->bodies_bytes(), 0U);
 }
 
+TEST_F(ServerTest, LongBodiesLeaveRoomForShortOnes) {
+  constexpr std::size_t mib = 1 << 20;
+  handler_.body_bytes_max = 64 * mib;
+  server_.reset();
+  make({.bodies_bytes_max = 8 * mib});
+  Peer first(loop_, address_);
+  first.send(post_head + "Content-Length: " + std::to_string(6 * mib) + "\r\n\r\n" +
+             std::string(5 * mib, 'x'));
+  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 5 * mib; }));
+  Peer second(loop_, address_);
+  second.send(post_head + "Content-Length: " + std::to_string(2 * mib) + "\r\n\r\n");
+  EXPECT_EQ(second.read_all().substr(0, 12), "HTTP/1.1 503");
+  Peer unmeasured(loop_, address_);
+  unmeasured.send(post_head + "Transfer-Encoding: chunked\r\n\r\n200000\r\n" + std::string(2 * mib, 'x'));
+  EXPECT_EQ(unmeasured.read_all().substr(0, 12), "HTTP/1.1 503");
+  Peer never(loop_, address_);
+  never.send(post_head + "Content-Length: " + std::to_string(7 * mib) + "\r\n\r\n");
+  EXPECT_EQ(never.read_all().substr(0, 12), "HTTP/1.1 413") << "it would not fit later either";
+  Peer short_one(loop_, address_);
+  short_one.send(post_head + "Content-Length: " + std::to_string(mib) + "\r\n\r\n" + std::string(mib, 'x'));
+  EXPECT_TRUE(server_->respond(request(), {.status = 200, .headers = {}, .body = "1"}));
+  EXPECT_EQ(short_one.read_answer().substr(0, 12), "HTTP/1.1 200");
+}
+
+TEST_F(ServerTest, ARefusedBodyTakesNoRoom) {
+  server_.reset();
+  make({.bodies_bytes_max = 100'000});
+  handler_.refuse = Reply{.status = 401, .headers = {}, .body = "{}"};
+  std::deque<Peer> peers;
+  for (int i = 0; i < 4; ++i) {
+    peers.emplace_back(loop_, address_)
+        .send(post_head + "Content-Length: 60000\r\n\r\n" + std::string(50000, 'x'));
+    ASSERT_TRUE(until([&] { return handler_.heads == i + 1; }));
+  }
+  for (Peer& peer : peers) {
+    EXPECT_EQ(server_->bodies_bytes(), 0U);
+    peer.send(std::string(10000, 'x') + get);
+    EXPECT_EQ(peer.read_answer().substr(0, 12), "HTTP/1.1 401");
+    EXPECT_EQ(peer.read_answer().substr(0, 12), "HTTP/1.1 401") << "the connection lives";
+  }
+}
+
+// What the server says by itself has the client's own id once the head is there.
+TEST_F(ServerTest, OwnAnswersKnowTheHead) {
+  const std::string named = "POST /p HTTP/1.1\r\nHost: di\r\nx-request-id: mine\r\n";
+  handler_.body_bytes_max = 10;
+  Peer large(loop_, address_);
+  large.send(named + "Transfer-Encoding: chunked\r\n\r\nff\r\n" + std::string(255, 'x'));
+  const std::string too_large = large.read_all();
+  EXPECT_EQ(too_large.substr(0, 12), "HTTP/1.1 413");
+  EXPECT_NE(too_large.find("x-request-id: mine\r\n"), std::string::npos) << too_large;
+  Peer late(loop_, address_);
+  late.send(named + "Content-Length: 5\r\n\r\nhe");
+  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 2; }));
+  advance(body_limit + milliseconds(200));
+  const std::string timeout = late.read_all();
+  EXPECT_EQ(timeout.substr(0, 12), "HTTP/1.1 408");
+  EXPECT_NE(timeout.find("x-request-id: mine\r\n"), std::string::npos) << timeout;
+}
+
 TEST_F(ServerTest, ABodyThatNeverComesIsGivenBack) {
   Peer peer(loop_, address_);
   peer.send(post_head + "Content-Length: 90000\r\n\r\n" + std::string(50000, 'x'));
@@ -555,13 +583,14 @@ TEST_F(ServerTest, Deadlines) {
   Peer head(loop_, address_);
   head.send("GET / HT");
   Peer body(loop_, address_);
-  body.send(post_head + "Content-Length: 200000\r\n\r\n" +
-            std::string(131072, 'x'));  // 2 s more for two times 64 KiB
-  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 131072 && server_->connections() == 3; }));
+  body.send(post_head + "Content-Length: 200000\r\n\r\nx");
+  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 1 && server_->connections() == 3; }));
   advance(header_limit - milliseconds(200));
   EXPECT_FALSE(head.closed());
   advance(milliseconds(400));
   EXPECT_EQ(head.read_all().substr(0, 12), "HTTP/1.1 408");
+  body.send(std::string(131072, 'x'));  // 2 s more for two times 64 KiB
+  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 131073; }));
   advance(body_limit + milliseconds(1500) - header_limit);
   EXPECT_FALSE(body.closed());
   advance(milliseconds(700));
@@ -573,6 +602,41 @@ TEST_F(ServerTest, Deadlines) {
   head.leave();
   body.leave();
   ASSERT_TRUE(until([&] { return server_->connections() == 0; }));
+}
+
+TEST_F(ServerTest, ABodyThatCameFastBuysNoSilence) {
+  server_.reset();
+  make({.bodies_bytes_max = 1'000'000});
+  const std::string head = post_head + "Content-Length: 900000\r\n\r\n";
+  Peer silent(loop_, address_), dribbling(loop_, address_);
+  silent.send(head + std::string(400'000, 'x'));  // six seconds' worth
+  dribbling.send(head + std::string(400'000, 'x'));
+  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 800'000; }));
+  advance(body_limit / 2);
+  dribbling.send("x");
+  ASSERT_TRUE(until([&] { return server_->bodies_bytes() == 800'001; }));
+  advance(body_limit / 2 - milliseconds(200));
+  EXPECT_FALSE(silent.closed());
+  EXPECT_FALSE(dribbling.closed());
+  advance(milliseconds(600));
+  EXPECT_EQ(silent.read_all().substr(0, 12), "HTTP/1.1 408");
+  EXPECT_EQ(dribbling.read_all().substr(0, 12), "HTTP/1.1 408");
+  EXPECT_EQ(server_->bodies_bytes(), 0U);
+}
+
+TEST_F(ServerTest, ABodyAtTheRateIsReadToItsEnd) {
+  handler_.body_bytes_max = 8 << 20;
+  Peer peer(loop_, address_);
+  const std::string second(static_cast<std::size_t>(client_rate_bytes), 'x');
+  peer.send(post_head + "Content-Length: " + std::to_string(100 * second.size()) + "\r\n\r\n");
+  for (std::size_t i = 1; i <= 100; ++i) {
+    advance(seconds(1));
+    peer.send(second);
+    ASSERT_TRUE(
+        until([&] { return server_->bodies_bytes() == i * second.size() || !handler_.requests.empty(); }));
+  }
+  EXPECT_TRUE(server_->respond(request(), {.status = 200, .headers = {}, .body = "1"}));
+  EXPECT_EQ(peer.read_answer().substr(0, 12), "HTTP/1.1 200");
 }
 
 TEST_F(ServerTest, EmptyLinesDoNotKeepAConnectionAlive) {
@@ -692,6 +756,80 @@ TEST_F(ServerTest, Drain) {
   EXPECT_TRUE(server_->finish(stream_id));
   EXPECT_NE(streaming.read_all().find("0\r\n\r\n"), std::string::npos);
   ASSERT_TRUE(until([&] { return server_->connections() == 0; }));
+}
+
+TEST_F(ServerTest, WhatHasComeBeforeAStopIsAnswered) {
+  Peer idle(loop_, address_), kept(loop_, address_);
+  ASSERT_TRUE(until([&] { return server_->connections() == 2; }));
+  kept.put(get);
+  Peer waiting(loop_, address_);  // connected, not accepted
+  waiting.put(get);
+  server_->stop_listening();
+  EXPECT_EQ(handler_.requests.size(), 2U);
+  while (!handler_.requests.empty())
+    server_->respond(request(), {.status = 503, .headers = {}, .body = "{}"});
+  EXPECT_EQ(kept.read_all().substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(waiting.read_all().substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(idle.read_all(), "");
+}
+
+TEST_F(ServerTest, TheEndOfTheLastAnswerIsTold) {
+  Peer peer(loop_, address_, 4096);
+  peer.send(get);
+  const ExchangeId id = request();
+  const std::string body(16 << 20, '1');
+  server_->stop_listening();
+  EXPECT_TRUE(server_->respond(id, {.status = 200, .headers = {}, .body = body}));
+  for (int i = 0; i < 50; ++i) loop_.run_ready();
+  EXPECT_EQ(handler_.emptied, 0) << "the answer is not with the client";
+  EXPECT_NE(peer.read_all().find(body), std::string::npos);
+  ASSERT_TRUE(until([&] { return handler_.emptied > 0; }));
+  EXPECT_EQ(server_->connections(), 0U);
+  for (int i = 0; i < 50; ++i) loop_.run_ready();
+  EXPECT_EQ(handler_.emptied, 1);
+  server_.reset();
+  make();
+  server_->stop_listening();
+  EXPECT_EQ(handler_.emptied, 1) << "never from within a call";
+  ASSERT_TRUE(until([&] { return handler_.emptied == 2; })) << "also when nobody was there";
+}
+
+// The answer may only be read once the body is sent.
+TEST_F(ServerTest, ALingeringEndWaitsForSilence) {
+  handler_.refuse = Reply{.status = 401, .headers = {}, .body = "{}"};
+  Peer pausing(loop_, address_), endless(loop_, address_);
+  for (Peer* peer : {&pausing, &endless}) peer->send(post_head + "Content-Length: 9999999\r\n\r\nhello");
+  for (Peer* peer : {&pausing, &endless}) EXPECT_EQ(peer->read_all().substr(0, 12), "HTTP/1.1 401");
+  const auto read_on = [&] {
+    for (int i = 0; i < 50; ++i) loop_.run_ready();
+  };
+  for (Duration passed{}; passed < linger_all_limit - seconds(3); passed += seconds(3)) {
+    endless.put("more");
+    if (passed < seconds(9)) pausing.put("more");
+    read_on();
+    advance(seconds(3));
+    const bool pausing_there = passed + seconds(3) < seconds(6) + linger_limit;
+    EXPECT_EQ(server_->connections(), pausing_there ? 2U : 1U) << to_ms(passed);
+  }
+  endless.put("more");
+  read_on();
+  advance(seconds(4));
+  EXPECT_EQ(server_->connections(), 0U) << "but not for ever";
+}
+
+TEST_F(ServerTest, AFileThatIsNoSocketIsKept) {
+  char folder[] = "/tmp/di-http-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/notes";
+  std::ofstream(path) << "keep me";
+  const auto refused = server_->listen("unix:" + path);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find(path), std::string::npos);
+  std::string text;
+  std::getline(std::ifstream(path), text);
+  EXPECT_EQ(text, "keep me");
+  ::unlink(path.c_str());
+  ::rmdir(folder);
 }
 
 TEST_F(ServerTest, ListensOnAUnixSocket) {
