@@ -19,8 +19,9 @@ std::size_t counted_tokens_max(const ServedModel& model) {
   return counted_windows_max * model.context_tokens_max;
 }
 
-api::ApiError too_long(const ServedModel& model) {
-  return api::error_context_length(static_cast<std::int64_t>(counted_tokens_max(model)),
+// `param` is the field that holds the prompt.
+api::ApiError too_long(const ServedModel& model, std::string_view param) {
+  return api::error_context_length(param, static_cast<std::int64_t>(counted_tokens_max(model)),
                                    model.context_tokens_max, false);
 }
 
@@ -54,9 +55,10 @@ std::string decode(const ServedModel& model, std::span<const model::TokenId> ids
 
 // What the two kinds of prompts have in common once their tokens are known.
 ReadBody fitted(const ServedModel& model, Prompt prompt) {
-  if (prompt.ids.size() > counted_tokens_max(model)) return too_long(model);
-  const auto fits = api::context_fit(static_cast<std::int64_t>(prompt.ids.size()), prompt.options.max_tokens,
-                                     model.context_tokens_max);
+  const std::string_view param = prompt.shape == api::Shape::chat ? "messages" : "prompt";
+  if (prompt.ids.size() > counted_tokens_max(model)) return too_long(model, param);
+  const auto fits = api::context_fit(param, static_cast<std::int64_t>(prompt.ids.size()),
+                                     prompt.options.max_tokens, model.context_tokens_max);
   if (const auto* error = std::get_if<api::ApiError>(&fits)) return *error;
   prompt.output_tokens_max = std::get<std::int64_t>(fits);
   return prompt;
@@ -69,7 +71,7 @@ ReadBody read_chat(const ServedModel& model, std::string_view body) {
   if (request.model != model.name) return api::error_model(request.model);
   auto rendered = model.chat.render(request.messages, model.tokenizer, true, counted_tokens_max(model));
   if (!rendered) return api::error_invalid("messages", rendered.error().message);
-  if (rendered->cut) return too_long(model);
+  if (rendered->cut) return too_long(model, "messages");
   Prompt prompt;
   const auto user = std::find_if(request.messages.rbegin(), request.messages.rend(),
                                  [](const auto& message) { return message.role == model::ChatRole::user; });
@@ -122,13 +124,13 @@ ReadBody read_tokenize(const ServedModel& model, std::string_view body) {
   for (const std::string& text : request.prompts) {
     auto ids = encode(model, text, request.add_special_tokens);
     if (!ids) return api::error_invalid("prompt", ids.error().message);
-    if (!add(*std::move(ids), text)) return too_long(model);
+    if (!add(*std::move(ids), text)) return too_long(model, "prompt");
   }
   if (request.prompts.empty()) {
     auto rendered = model.chat.render(request.messages, model.tokenizer, request.add_generation_prompt,
                                       counted_tokens_max(model));
     if (!rendered) return api::error_invalid("messages", rendered.error().message);
-    if (rendered->cut || !add(std::move(rendered->ids), rendered->text)) return too_long(model);
+    if (rendered->cut || !add(std::move(rendered->ids), rendered->text)) return too_long(model, "messages");
   }
   return Counted{api::tokenize_json(request, texts, model.context_tokens_max)};
 }

@@ -169,10 +169,10 @@ bool answer_options_read(FieldReader& fields, const Json& top, AnswerOptions& ou
          fields.neutral_all(top, neutral_rows);
 }
 
-std::variant<std::int64_t, ApiError> context_fit(std::int64_t prompt_tokens,
+std::variant<std::int64_t, ApiError> context_fit(std::string_view param, std::int64_t prompt_tokens,
                                                  std::optional<std::int64_t> max_tokens,
                                                  std::int64_t window_tokens) {
-  if (prompt_tokens >= window_tokens) return error_context_length(prompt_tokens, window_tokens);
+  if (prompt_tokens >= window_tokens) return error_context_length(param, prompt_tokens, window_tokens);
   const std::int64_t room = window_tokens - prompt_tokens;
   return std::min(max_tokens.value_or(room), room);
 }

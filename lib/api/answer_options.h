@@ -66,8 +66,9 @@ bool answer_options_read(FieldReader& fields, const Json& top, AnswerOptions& ou
 
 // How many tokens the answer may have: max_tokens, or what the window leaves when that is less or
 // when there is no max_tokens (the answer then ends with finish_reason length).  A prompt that fills
-// the window is an error.
-[[nodiscard]] std::variant<std::int64_t, ApiError> context_fit(std::int64_t prompt_tokens,
+// the window is an error, of the field `param`.
+[[nodiscard]] std::variant<std::int64_t, ApiError> context_fit(std::string_view param,
+                                                               std::int64_t prompt_tokens,
                                                                std::optional<std::int64_t> max_tokens,
                                                                std::int64_t window_tokens);
 

@@ -78,12 +78,14 @@ ApiError error_invalid(std::string_view param, std::string_view message) {
   return error;
 }
 
-ApiError error_context_length(std::int64_t prompt_tokens, std::int64_t window_tokens, bool counted) {
-  ApiError error = make(400, "invalid_request_error", "context_length_exceeded",
-                        "this model's context window is " + std::to_string(window_tokens) +
-                            " tokens and the messages take " + (counted ? "" : "more than ") +
-                            std::to_string(prompt_tokens) + ", which leaves no room for an answer");
-  error.param = "messages";
+ApiError error_context_length(std::string_view param, std::int64_t prompt_tokens, std::int64_t window_tokens,
+                              bool counted) {
+  ApiError error =
+      make(400, "invalid_request_error", "context_length_exceeded",
+           "this model's context window is " + std::to_string(window_tokens) + " tokens and the " +
+               (param == "messages" ? "messages take " : "prompt takes ") + (counted ? "" : "more than ") +
+               std::to_string(prompt_tokens) + ", which leaves no room for an answer");
+  error.param = param;
   return error;
 }
 

@@ -36,9 +36,10 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 // 400.  Malformed JSON has no `param`.
 [[nodiscard]] ApiError error_invalid(std::string_view param, std::string_view message);
-// `counted` is false when the prompt was not read to its end: it has more than `prompt_tokens`.
-[[nodiscard]] ApiError error_context_length(std::int64_t prompt_tokens, std::int64_t window_tokens,
-                                            bool counted = true);
+// `param` is the field with the prompt: messages, or prompt.  `counted` is false when it was not read to its
+// end: it has more than `prompt_tokens`.
+[[nodiscard]] ApiError error_context_length(std::string_view param, std::int64_t prompt_tokens,
+                                            std::int64_t window_tokens, bool counted = true);
 // 401: no key, or one that is unknown, expired or revoked.
 [[nodiscard]] ApiError error_key(std::string_view message);
 // 402

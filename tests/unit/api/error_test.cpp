@@ -23,7 +23,7 @@ TEST(ApiError, EveryRowHasItsShape) {
   };
   const Row rows[] = {
       {error_invalid("temperature", "m"), 400, "invalid_request_error", ""},
-      {error_context_length(300, 256), 400, "invalid_request_error", "context_length_exceeded"},
+      {error_context_length("messages", 300, 256), 400, "invalid_request_error", "context_length_exceeded"},
       {error_key("m"), 401, "authentication_error", "invalid_api_key"},
       {error_balance(), 402, "insufficient_quota", "insufficient_balance"},
       {error_permission("m"), 403, "permission_error", ""},
@@ -57,8 +57,17 @@ TEST(ApiError, EveryRowHasItsShape) {
 }
 
 TEST(ApiError, APromptThatWasNotCountedIsLonger) {
-  EXPECT_NE(error_context_length(300, 256).message.find("take 300,"), std::string::npos);
-  EXPECT_NE(error_context_length(300, 256, false).message.find("take more than 300,"), std::string::npos);
+  EXPECT_NE(error_context_length("messages", 300, 256).message.find("messages take 300,"), std::string::npos);
+  EXPECT_NE(error_context_length("messages", 300, 256, false).message.find("take more than 300,"),
+            std::string::npos);
+}
+
+TEST(ApiError, APromptThatIsTooLongIsNamedAsItWasSent) {
+  for (const char* param : {"messages", "prompt"}) {
+    const ApiError error = error_context_length(param, 300, 256);
+    EXPECT_EQ(error.param, param);
+    EXPECT_NE(error.message.find(param), std::string::npos);
+  }
 }
 
 TEST(ApiError, ParamIsNamedOrNull) {

@@ -399,17 +399,17 @@ TEST(ChatRequest, TheFirstOfTwoEqualKeysCounts) {
 
 // A12
 TEST(ContextFit, A12LimitAndSizeAreNamedAndTheRestIsCapped) {
-  const auto full = context_fit(300, std::nullopt, 256);
+  const auto full = context_fit("messages", 300, std::nullopt, 256);
   ASSERT_TRUE(std::holds_alternative<ApiError>(full));
   const ApiError& error = std::get<ApiError>(full);
   EXPECT_EQ(error.status, 400);
   EXPECT_EQ(error.code, "context_length_exceeded");
   EXPECT_NE(error.message.find("256"), std::string::npos);
   EXPECT_NE(error.message.find("300"), std::string::npos);
-  EXPECT_TRUE(std::holds_alternative<ApiError>(context_fit(256, 1, 256)));
-  EXPECT_EQ(std::get<std::int64_t>(context_fit(100, 10000, 256)), 156);
-  EXPECT_EQ(std::get<std::int64_t>(context_fit(255, std::nullopt, 256)), 1);
-  EXPECT_EQ(std::get<std::int64_t>(context_fit(100, 10, 256)), 10);
+  EXPECT_TRUE(std::holds_alternative<ApiError>(context_fit("prompt", 256, 1, 256)));
+  EXPECT_EQ(std::get<std::int64_t>(context_fit("prompt", 100, 10000, 256)), 156);
+  EXPECT_EQ(std::get<std::int64_t>(context_fit("prompt", 255, std::nullopt, 256)), 1);
+  EXPECT_EQ(std::get<std::int64_t>(context_fit("prompt", 100, 10, 256)), 10);
 }
 
 }  // namespace
