@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include "http/address.h"
+#include "http/server.h"
 
 namespace di::router {
 
@@ -31,13 +32,20 @@ void params(config::Params& params, Config& config) {
                  .check = is_address,
                  .help = "address of metrics and status page; empty: none"});
   params.size("http.body_max", config.body_bytes_max,
-              {.def = 48_MiB, .min = 1_KiB, .max = 1_GiB, .help = "longest request body"});
+              {.def = 48_MiB,
+               .min = 1_KiB,
+               .max = http::long_bodies_bytes_max(http::bodies_bytes_max_default),
+               .help = "longest request body"});
   params.integer("http.connections_max", config.connections_max,
                  {.def = 8192, .min = 1, .max = 1 << 20, .help = "connections at a time"});
   params.duration("http.keep_alive", config.keep_alive,
                   {.def = seconds(15),
                    .max = seconds(3600),
                    .help = "silence of a stream after which a comment is sent; 0s: never"});
+  params.duration("http.settle", config.settle,
+                  {.def = seconds(0),
+                   .max = seconds(3600),
+                   .help = "from the request to stop, how long requests are still taken"});
   params.string("model.name", config.model_name, {.def = "demo", .help = "name that requests ask for"});
   params.string("model.path", config.model_path,
                 {.def = "etc/model-demo",
@@ -93,6 +101,9 @@ Status validate(const Config& config) {
                         config.http_listen.starts_with("[::1]") || config.http_listen.starts_with("unix:");
   if (!config.auth_required && !loopback) {
     return Error{Code::invalid, 0, "auth.required = false is allowed on a loopback http.listen only"};
+  }
+  if (config.settle > Duration(0) && config.settle >= config.common.drain_timeout) {
+    return Error{Code::invalid, 0, "http.settle must be below drain.timeout, which begins with it"};
   }
   return {};
 }

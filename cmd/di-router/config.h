@@ -37,6 +37,7 @@ struct Config {
   Duration total_wait{};
   Duration seat_ahead{};
   Duration keep_alive{};
+  Duration settle{};
   std::string journal_dir;
 };
 

@@ -12,8 +12,6 @@ namespace di::router {
 
 namespace {
 
-// Finished requests that `explain` still finds by a client's own x-request-id.
-constexpr std::size_t explain_ids_max = 4096;
 // What a client is told to wait when the service has no room (spec/api.md 2.4).
 constexpr std::int64_t retry_after_s = 1;
 
@@ -148,9 +146,20 @@ Frontend::Frontend(const Config& config, ServedModel model, account::KeyTable ke
       failed_(metrics.counter("di_requests_failed_total", "Requests that ended with an error")),
       cancelled_(metrics.counter("di_requests_cancelled_total", "Requests whose client left")),
       ttft_us_(metrics.histogram("di_ttft_us", "Arrival to first token")),
-      tpot_us_(metrics.histogram("di_tpot_us", "Time between tokens of a stream")) {}
+      tpot_us_(metrics.histogram("di_tpot_us", "Time between tokens of a stream")) {
+  metrics.gauge_from("di_charge_records_waiting", "Charge records that the journal has not taken",
+                     [this] { return static_cast<std::int64_t>(unwritten_.size()); });
+}
 
-Frontend::~Frontend() = default;
+Frontend::~Frontend() {
+  while (!unwritten_.empty()) {
+    const std::size_t before = unwritten_.size();
+    write_charges();
+    if (unwritten_.size() < before) continue;
+    log_error("account", "charge records lost", {{"records", before}});
+    return;
+  }
+}
 
 Result<std::string> Frontend::listen(loop::Loop& loop) {
   loop_ = &loop;
@@ -158,8 +167,11 @@ Result<std::string> Frontend::listen(loop::Loop& loop) {
     const http::ExchangeId exchange = read.job.exchange;
     // Its client may have left meanwhile.
     if (reading_.erase({exchange.slot, exchange.generation}) == 0) return;
-    body_read(exchange, read.job.request_id, read.job.key, std::move(read.result));
+    body_read(exchange, read.job.request_id, read.job.key, std::move(read.job.ticket),
+              std::move(read.result));
   });
+  settle_timer_ =
+      std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "settle", [this] { stop_taking(); });
   http::Server::Options options;
   options.connections_max = config_.connections_max;
   server_ = std::make_unique<http::Server>(loop, *this, options);
@@ -225,16 +237,15 @@ http::Handler::Verdict Frontend::on_head(const http::Request& head) {
 }
 
 void Frontend::on_request(http::ExchangeId exchange, http::Request request) {
-  const auto given = request.header("x-request-id");
-  const RequestId id = new_request_id();
-  const std::string request_id =
-      given.has_value() && api::request_id_sane(*given) ? std::string(*given) : id.text();
+  const std::string request_id = id_of_client(request).value_or(new_request_id().text());
   if (request.path.starts_with("/health")) {
     // Liveness never depends on workers; readiness and plain health need one usable path.
-    const bool healthy = request.path == "/health/live" || (backend_.serves() && !draining_);
+    const bool healthy = request.path == "/health/live" || (backend_.serves() && !leaving_);
     if (!healthy)
-      return fail(exchange, request_id,
-                  api::error_overloaded("no prefill and decode path is up", retry_after_s));
+      return fail(
+          exchange, request_id,
+          api::error_overloaded(leaving_ ? "the service is draining" : "no prefill and decode path is up",
+                                retry_after_s));
     return send_json(exchange, request_id, "{\"status\":\"ok\"}");
   }
   api::ApiError error;
@@ -273,10 +284,18 @@ void Frontend::fail(http::ExchangeId exchange, const std::string& request_id, co
 
 void Frontend::take_body(Task task, http::ExchangeId exchange, std::string body,
                          const std::string& request_id, const account::KeyEntry& key) {
-  if (body.size() <= read_at_once_bytes_max) {
-    return body_read(exchange, request_id, key, read_body(model_, task, body));
+  if (draining_)
+    return fail(exchange, request_id, api::error_overloaded("the service is draining", retry_after_s));
+  // Reading is work for the tenant, too.
+  auto ticket = concurrency_.acquire(key.tenant);
+  if (!ticket.has_value()) {
+    return fail(exchange, request_id,
+                api::error_rate("too many requests of this tenant at a time", retry_after_s));
   }
-  if (!reader_->submit({task, exchange, request_id, key, std::move(body)})) {
+  if (body.size() <= read_at_once_bytes_max) {
+    return body_read(exchange, request_id, key, *std::move(ticket), read_body(model_, task, body));
+  }
+  if (!reader_->submit({task, exchange, request_id, key, *std::move(ticket), std::move(body), 0})) {
     return fail(exchange, request_id,
                 api::error_overloaded("too many long prompts are being read", retry_after_s));
   }
@@ -284,18 +303,20 @@ void Frontend::take_body(Task task, http::ExchangeId exchange, std::string body,
 }
 
 void Frontend::body_read(http::ExchangeId exchange, const std::string& request_id,
-                         const account::KeyEntry& key, ReadBody&& read) {
+                         const account::KeyEntry& key, account::Ticket ticket, ReadBody&& read) {
   if (const auto* error = std::get_if<api::ApiError>(&read)) return fail(exchange, request_id, *error);
   if (auto* counted = std::get_if<Counted>(&read))
     return send_json(exchange, request_id, std::move(counted->json));
-  start(exchange, request_id, key, std::get<Prompt>(std::move(read)));
+  start(exchange, request_id, key, std::move(ticket), std::get<Prompt>(std::move(read)));
 }
 
 void Frontend::start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
-                     Prompt prompt) {
+                     account::Ticket ticket, Prompt prompt) {
   auto& [options, shape, ids, output_max, debug] = prompt;
-  if (draining_)
-    return fail(exchange, request_id, api::error_overloaded("the service is draining", retry_after_s));
+  if (unwritten_.size() >= charges_waiting_max) {
+    return fail(exchange, request_id,
+                api::error_overloaded("what requests cost cannot be written", retry_after_s));
+  }
   const auto prompt_tokens = static_cast<std::int64_t>(ids.size());
   if (!options.max_tokens.has_value())
     output_max = std::min<std::int64_t>(output_max, config_.output_tokens_default);
@@ -304,11 +325,6 @@ void Frontend::start(http::ExchangeId exchange, const std::string& request_id, c
       return fail(exchange, request_id,
                   api::error_invalid("stop_token_ids", "an id is outside the vocabulary"));
     }
-  }
-  auto ticket = concurrency_.acquire(key.tenant);
-  if (!ticket.has_value()) {
-    return fail(exchange, request_id,
-                api::error_rate("too many requests of this tenant at a time", retry_after_s));
   }
 
   request::NewRequest fresh;
@@ -342,7 +358,7 @@ void Frontend::start(http::ExchangeId exchange, const std::string& request_id, c
         answer.head, api::StreamRenderer::Options{options.include_usage, options.continuous_usage});
   }
   answer.prompt_tokens = prompt_tokens;
-  answer.ticket = *std::move(ticket);
+  answer.ticket = std::move(ticket);
   answer.arrived = loop_->monotonic_now();
   answer.last_token = answer.arrived;
   answer.keep_alive = http::KeepAlive(config_.keep_alive, loop_->now());
@@ -362,10 +378,13 @@ void Frontend::start(http::ExchangeId exchange, const std::string& request_id, c
     return fail(exchange, request_id, api::error_overloaded(submitted.error().message, retry_after_s));
   }
   (is_chat ? chat_requests_ : completion_requests_).add();
-  // The ring forgets the oldest name.
-  std::string& oldest = request_id_ring_[request_id_next_];
-  if (!oldest.empty()) by_request_id_.erase(oldest);
-  oldest = request_id;
+  // The ring forgets the oldest name, unless a newer request has it.
+  auto& oldest = request_id_ring_[request_id_next_];
+  if (const auto named = by_request_id_.find(oldest.first);
+      named != by_request_id_.end() && named->second == oldest.second) {
+    by_request_id_.erase(named);
+  }
+  oldest = {request_id, id};
   request_id_next_ = (request_id_next_ + 1) % request_id_ring_.size();
   by_request_id_.insert_or_assign(request_id, id);
 }
@@ -518,10 +537,9 @@ void Frontend::settle(Answer& answer, const request::Ending& ending, std::string
   if (status == "cancelled") cancelled_.add();
   if (status == "failed") failed_.add();
   if (journal_ != nullptr) {
-    if (const Status written = journal_->append(charge); !written.ok()) {
-      log_error("account", "cannot write charge record",
-                {{"error", written.error()}, {"charge", charge.charge_id}});
-    }
+    unwritten_.push_back(charge);
+    // Those before it are tried again once a second.
+    if (unwritten_.size() == 1) write_charges();
   }
   log_info("access", "request",
            {{"req", answer.request_id},
@@ -539,8 +557,18 @@ void Frontend::settle(Answer& answer, const request::Ending& ending, std::string
   }
 }
 
+void Frontend::write_charges() {
+  for (std::size_t i = 0; i < charges_at_once_max && !unwritten_.empty(); ++i) {
+    if (const Status written = journal_->append(unwritten_.front()); !written.ok()) {
+      return log_error("account", "cannot write charge record",
+                       {{"error", written.error()}, {"waiting", unwritten_.size()}});
+    }
+    unwritten_.pop_front();
+  }
+}
+
 void Frontend::on_gone(http::ExchangeId exchange, http::Gone why) {
-  if (reading_.erase({exchange.slot, exchange.generation}) > 0) return;
+  if (reading_.erase({exchange.slot, exchange.generation}) > 0) return reader_->drop(exchange);
   const auto found = by_exchange_.find({exchange.slot, exchange.generation});
   if (found == by_exchange_.end()) return;
   const RequestId id = found->second;
@@ -552,6 +580,7 @@ void Frontend::on_gone(http::ExchangeId exchange, http::Gone why) {
 }
 
 void Frontend::on_time() {
+  if (!unwritten_.empty()) write_charges();
   const Instant now = loop_->now();
   for (auto& [id, answer] : answers_) {
     if (!answer.stream || !answer.client_here || answer.keep_alive.due() > now) continue;
@@ -567,15 +596,28 @@ void Frontend::on_time() {
   }
 }
 
-void Frontend::drain() {
-  draining_ = true;
+void Frontend::drain(std::function<void()> on_drained) {
+  on_drained_ = std::move(on_drained);
+  leaving_ = true;
   server_->announce_drain();
+  if (config_.settle > Duration(0)) return settle_timer_->start_after(config_.settle);
+  stop_taking();
+}
+
+void Frontend::stop_taking() {
+  draining_ = true;
   server_->stop_listening();
   // What is not a request yet does not become one.
   for (const auto& [exchange, request_id] : std::exchange(reading_, {})) {
+    reader_->drop({exchange.first, exchange.second});
     fail({exchange.first, exchange.second}, request_id,
          api::error_overloaded("the service is draining", retry_after_s));
   }
+}
+
+void Frontend::on_empty() {
+  empty_ = true;
+  on_drained_();
 }
 
 }  // namespace di::router

@@ -1,10 +1,12 @@
 // cmd/di-router/frontend.h: the HTTP face: routes, authentication, and the answer of each request.
 //
 // Owner: the loop thread.  Bounds: as many open answers as the router core has flights, and those of the
-// prompt reader before them.  A request that
-// passes here becomes a request::NewRequest; tokens and the ending come back by id.
+// prompt reader before them; charges_waiting_max and one for each open answer of records that the journal
+// did not take.  A request that passes here becomes a request::NewRequest; tokens and the ending come back
+// by id.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,10 +23,18 @@
 #include "daemon/metrics.h"
 #include "http/server.h"
 #include "http/sse.h"
+#include "loop/loop.h"
 #include "prompt_reader.h"
 #include "request/core.h"
 
 namespace di::router {
+
+// Charge records that wait for a journal that cannot be written; with as many, no request is admitted.
+inline constexpr std::size_t charges_waiting_max = 1 << 16;
+// Written in one turn once it can be.
+inline constexpr std::size_t charges_at_once_max = 4096;
+// Requests that `explain` finds by a client's own x-request-id.
+inline constexpr std::size_t explain_ids_max = 4096;
 
 Result<ServedModel> served_model_load(const Config& config);
 
@@ -53,10 +63,14 @@ class Frontend final : public http::Handler {
   // Tokens of one turn and endings, in order.
   void emitted(const std::vector<request::Emission>& emissions);
   void ended(const request::Ending& ending);
-  // Keep-alive comments that are due.
+  // Once a second: keep-alive comments that are due, and charge records that could not be written.
   void on_time();
 
-  void drain();
+  // Health says no from now on, requests are taken until http.settle has passed.  `on_drained` is called,
+  // perhaps more than once, when the last connection has gone.
+  void drain(std::function<void()> on_drained);
+  // Everything is with its client, and every charge in the journal.
+  [[nodiscard]] bool drained() const { return empty_ && unwritten_.empty(); }
   // The id under which `explain` finds a request: our own or the client's x-request-id.
   [[nodiscard]] std::optional<RequestId> find_id(const std::string& text) const;
   [[nodiscard]] std::size_t open() const { return answers_.size(); }
@@ -67,6 +81,7 @@ class Frontend final : public http::Handler {
   void on_request(http::ExchangeId exchange, http::Request request) override;
   http::Headers own_headers(const http::Request* head) override;
   void on_gone(http::ExchangeId exchange, http::Gone why) override;
+  void on_empty() override;
 
  private:
   struct Answer {
@@ -96,14 +111,16 @@ class Frontend final : public http::Handler {
   void take_body(Task task, http::ExchangeId exchange, std::string body, const std::string& request_id,
                  const account::KeyEntry& key);
   void body_read(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
-                 ReadBody&& read);
+                 account::Ticket ticket, ReadBody&& read);
   void start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
-             Prompt prompt);
+             account::Ticket ticket, Prompt prompt);
   void fail(http::ExchangeId exchange, const std::string& request_id, const api::ApiError& error);
   void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body);
   // Sends what this turn gave; ends the answer when it has a finish.
   void flush(Answer& answer);
   void settle(Answer& answer, const request::Ending& ending, std::string_view status);
+  void write_charges();
+  void stop_taking();
   [[nodiscard]] api::Usage usage(const Answer& answer) const;
   [[nodiscard]] const account::KeyEntry* authenticate(const http::Request& head, api::ApiError& error) const;
 
@@ -119,6 +136,7 @@ class Frontend final : public http::Handler {
   std::unique_ptr<Admin> admin_;
   std::unique_ptr<http::Server> admin_server_;
   std::unique_ptr<account::Journal> journal_;
+  std::deque<account::Charge> unwritten_;
   account::Concurrency concurrency_;
   std::map<RequestId, Answer> answers_;
   // Exchanges whose body is being read, with their x-request-id.
@@ -126,9 +144,13 @@ class Frontend final : public http::Handler {
   std::unique_ptr<PromptReader> reader_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, RequestId> by_exchange_;
   std::map<std::string, RequestId> by_request_id_;  // the last explain_ids_max
-  std::vector<std::string> request_id_ring_;
+  std::vector<std::pair<std::string, RequestId>> request_id_ring_;
   std::size_t request_id_next_ = 0;
-  bool draining_ = false;
+  std::unique_ptr<loop::Timer> settle_timer_;
+  std::function<void()> on_drained_;
+  bool leaving_ = false;   // health says no
+  bool draining_ = false;  // nothing new is taken
+  bool empty_ = false;     // and the last connection has gone
 
   daemon::Counter& chat_requests_;
   daemon::Counter& completion_requests_;

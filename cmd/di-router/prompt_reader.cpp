@@ -25,6 +25,12 @@ api::ApiError too_long(const ServedModel& model, std::string_view param) {
                                    model.context_tokens_max, false);
 }
 
+ReadBody counted(std::string json, std::string_view param) {
+  if (json.size() <= counted_json_bytes_max) return Counted{std::move(json)};
+  return api::error_invalid(
+      param, "the answer would be longer than " + std::to_string(counted_json_bytes_max) + " bytes");
+}
+
 // The model's input as somebody wrote it: marks in it are marks.  It ends early at the bound.
 Result<std::vector<model::TokenId>> encode(const ServedModel& model, std::string_view text,
                                            bool add_special_tokens) {
@@ -132,7 +138,8 @@ ReadBody read_tokenize(const ServedModel& model, std::string_view body) {
     if (!rendered) return api::error_invalid("messages", rendered.error().message);
     if (rendered->cut || !add(std::move(rendered->ids), rendered->text)) return too_long(model, "messages");
   }
-  return Counted{api::tokenize_json(request, texts, model.context_tokens_max)};
+  return counted(api::tokenize_json(request, texts, model.context_tokens_max),
+                 request.prompts.empty() ? "messages" : "prompt");
 }
 
 ReadBody read_detokenize(const ServedModel& model, std::string_view body) {
@@ -152,7 +159,7 @@ ReadBody read_detokenize(const ServedModel& model, std::string_view body) {
   }
   std::vector<std::string> texts;
   for (const auto& ids : request.lists) texts.push_back(decode(model, ids, request.skip_special_tokens));
-  return Counted{api::detokenize_json(request, texts)};
+  return counted(api::detokenize_json(request, texts), "tokens");
 }
 
 }  // namespace
@@ -173,10 +180,10 @@ ReadBody read_body(const ServedModel& model, Task task, std::string_view body) {
 }
 
 PromptReader::PromptReader(loop::Loop& loop, const ServedModel& model, std::function<void(Read&&)> done)
-    : model_(model), done_(std::move(done)), reader_(loop, out_, "prompt read", [this](Done&& one) {
-        --jobs_;
-        bytes_ -= one.bytes;
-        done_(std::move(one.read));
+    : model_(model), done_(std::move(done)), reader_(loop, out_, "prompt read", [this](Read&& read) {
+        queue_.done(read.job);
+        feed();
+        done_(std::move(read));
       }) {
   for (int i = 0; i < reader_threads; ++i) threads_.emplace_back([this] { work(); });
 }
@@ -186,21 +193,25 @@ PromptReader::~PromptReader() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool PromptReader::submit(Job&& job) {
-  const std::size_t bytes = job.body.size();
-  if (jobs_ >= reader_jobs_max || bytes > reader_bytes_max - bytes_) return false;
-  if (!in_.try_push(Work{std::move(job), bytes})) return false;
-  ++jobs_;
-  bytes_ += bytes;
+bool PromptReader::submit(ReadJob&& job) {
+  if (!queue_.push(std::move(job))) return false;
+  feed();
   return true;
 }
 
+void PromptReader::feed() {
+  while (std::optional<ReadJob> job = queue_.next()) {
+    const bool pushed = in_.try_push(*std::move(job));
+    DI_ASSERT(pushed);
+  }
+}
+
 void PromptReader::work() {
-  while (std::optional<Work> work = in_.pop_wait()) {
-    ReadBody result = read_body(model_, work->job.task, work->job.body);
-    work->job.body = std::string();
-    // There is room: out_ holds as many as submit() lets in.
-    const bool pushed = out_.try_push(Done{{std::move(work->job), std::move(result)}, work->bytes});
+  while (std::optional<ReadJob> job = in_.pop_wait()) {
+    ReadBody result = read_body(model_, job->task, job->body);
+    job->body = std::string();
+    // There is room: out_ holds as many as next() lets begin.
+    const bool pushed = out_.try_push(Read{*std::move(job), std::move(result)});
     DI_ASSERT(pushed);
   }
 }

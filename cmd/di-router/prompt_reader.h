@@ -5,7 +5,8 @@
 // read_body(), longer ones by a few threads of the reader.
 //
 // Owner: the loop thread.  The threads see only their job and the model, which does not change.  Bounds:
-// reader_jobs_max and reader_bytes_max of bodies that wait or are being read.
+// those of prompt_queue.h, which says whose turn it is; a thread is given a job when it is free, so that
+// what has not begun can be dropped.
 #pragma once
 
 #include <functional>
@@ -15,7 +16,6 @@
 #include <variant>
 #include <vector>
 
-#include "account/key.h"
 #include "api/answer_options.h"
 #include "api/error.h"
 #include "api/render.h"
@@ -23,13 +23,11 @@
 #include "loop/mailbox.h"
 #include "model/chat.h"
 #include "model/tokenizer.h"
+#include "prompt_queue.h"
 
 namespace di::router {
 
 inline constexpr std::size_t read_at_once_bytes_max = 16 << 10;  // about 5 ms
-inline constexpr std::size_t reader_jobs_max = 1024;
-inline constexpr std::size_t reader_bytes_max = std::size_t{256} << 20;
-inline constexpr int reader_threads = 2;
 // A prompt is counted up to so many windows; a longer one is only known to be longer.
 inline constexpr std::size_t counted_windows_max = 4;
 
@@ -42,11 +40,10 @@ struct ServedModel {
   std::int64_t created_s = 0;
 };
 
-// Bytes of text that one /detokenize may make: what the answers that are being read hold is bounded by it.
+// Bytes of text that one /detokenize may make, and of the answer of it or of /tokenize: the text comes twice,
+// and JSON may make more of it.
 inline constexpr std::size_t detokenized_bytes_max = std::size_t{16} << 20;
-
-// What the body of a route is read as.
-enum class Task : std::uint8_t { chat, completion, tokenize, detokenize };
+inline constexpr std::size_t counted_json_bytes_max = std::size_t{48} << 20;
 
 // A request for an answer of the model.
 struct Prompt {
@@ -69,15 +66,8 @@ using ReadBody = std::variant<Prompt, Counted, api::ApiError>;
 
 class PromptReader {
  public:
-  struct Job {
-    Task task = Task::chat;
-    http::ExchangeId exchange;
-    std::string request_id;
-    account::KeyEntry key;
-    std::string body;
-  };
   struct Read {
-    Job job;  // its body is gone
+    ReadJob job;  // its body is gone
     ReadBody result;
   };
 
@@ -87,27 +77,21 @@ class PromptReader {
   PromptReader(const PromptReader&) = delete;
   PromptReader& operator=(const PromptReader&) = delete;
 
-  // False when there is no room.
-  [[nodiscard]] bool submit(Job&& job);
+  // False, and `job` untouched, when there is no room.
+  [[nodiscard]] bool submit(ReadJob&& job);
+  // Nobody waits for it any more.  When it is being read already, `done` still comes.
+  void drop(http::ExchangeId exchange) { queue_.drop(exchange); }
 
  private:
-  struct Work {
-    Job job;
-    std::size_t bytes = 0;
-  };
-  struct Done {
-    Read read;
-    std::size_t bytes = 0;
-  };
+  void feed();
   void work();
 
   const ServedModel& model_;
   std::function<void(Read&&)> done_;
-  std::size_t jobs_ = 0;
-  std::size_t bytes_ = 0;
-  loop::Mailbox<Work> in_{reader_jobs_max};
-  loop::Mailbox<Done> out_{reader_jobs_max};
-  loop::MailboxReader<Done> reader_;
+  PromptQueue queue_;
+  loop::Mailbox<ReadJob> in_{reader_threads};
+  loop::Mailbox<Read> out_{reader_threads};
+  loop::MailboxReader<Read> reader_;
   std::vector<std::thread> threads_;
 };
 

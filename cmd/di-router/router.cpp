@@ -48,8 +48,10 @@ Status Router::on_start(daemon::Daemon& daemon) {
     if (core_ != nullptr) core_->on_time(daemon_->loop().now());
     turn();
   });
-  second_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "keep-alive",
-                                                [this] { front_->on_time(); });
+  second_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "keep-alive", [this] {
+    front_->on_time();
+    if (stopping_) turn();
+  });
   second_timer_->start_every(seconds(1));
 
   net::Endpoint& endpoint = daemon.endpoint();
@@ -147,7 +149,7 @@ void Router::deliver(const net::Incoming& in) {
 
 void Router::turn() {
   if (core_ == nullptr) {
-    if (stopping_) daemon_->stopped();
+    if (stopping_ && front_->drained()) daemon_->stopped();
     return;
   }
   // A stop string found in emitted() cancels, which moves the core again: one loop instead of recursion.
@@ -167,7 +169,8 @@ void Router::turn() {
   }
   turning_ = false;
   due_timer_->start_at(core_->next_due());
-  if (stopping_ && (core_->flights().empty() || drain_over_) && front_->open() == 0) daemon_->stopped();
+  const bool done = (core_->flights().empty() && front_->drained()) || drain_over_;
+  if (stopping_ && done && front_->open() == 0) daemon_->stopped();
 }
 
 Status Router::submit(request::NewRequest request, const std::string& tenant, const std::string& user_id,
@@ -201,7 +204,7 @@ void Router::on_stop(daemon::Daemon& daemon) {
   // Streams finish; nothing new is taken.  drain.timeout bounds it.
   stopping_ = true;
   if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
-  front_->drain();
+  front_->drain([this] { turn(); });
   turn();
 }
 
