@@ -62,12 +62,17 @@ struct MetaClient::Impl {
       }
       return;
     }
-    if (self.id != 0 && (answer.id != self.id || answer.generation != self.generation)) {
+    if (self.id != 0 &&
+        (answer.cluster != cluster || answer.id != self.id || answer.generation != self.generation)) {
       // Everything we told our peers carries the old numbers.
-      const Error error{Code::stale, 0, "di-meta issued another generation to a running instance"};
+      const Error error{Code::stale, 0,
+                        answer.cluster != cluster
+                            ? "di-meta has another catalogue than the one that this instance registered in"
+                            : "di-meta issued another number or generation to a running instance"};
       if (events.refused) events.refused(error);
       return;
     }
+    cluster = answer.cluster;
     const bool first_time = self.id == 0;
     self.id = answer.id;
     self.generation = answer.generation;
@@ -98,8 +103,9 @@ struct MetaClient::Impl {
   Events events;
   const std::uint64_t boot;
   std::optional<From> first;  // the connection of the registration
+  std::uint32_t cluster = 0;
   PeerId meta_id = 0;
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0;             // on the present connection: a di-meta from a backup may count lower
   std::uint32_t epoch_generation = 0;  // di-meta's, whose epochs start over
   loop::Timer again;
   std::uint8_t known_state = 0;
@@ -125,6 +131,7 @@ MetaClient::MetaClient(loop::Loop& loop, Endpoint& endpoint, const std::string& 
   });
   endpoint.set_bootstrap(meta_endpoint, [impl](const From& from) {
     impl->first = from;
+    impl->epoch = 0;
     impl->register_self();
   });
 }

@@ -386,7 +386,7 @@ struct Endpoint::Impl {
       return;
     }
     const wire::Header header = *decoded;
-    if (cluster != 0 && header.cluster != 0 && header.cluster != cluster) {
+    if (cluster != 0 && header.cluster != 0 && header.cluster != cluster && !introduces(connection, header)) {
       ++counters.dropped_malformed;
       log_warn("net", "message refused", {{"fault", wire::fault_name(wire::Fault::cluster)}});
       return;
@@ -442,6 +442,13 @@ struct Endpoint::Impl {
       return;
     }
     dispatch({From{link.peer, link.generation, connection}, header, frames[1], frames.subspan(2)});
+  }
+
+  // A registration and its answer pass whatever the cluster: who is of another one has to hear so.
+  bool introduces(ConnectionId connection, const wire::Header& header) const {
+    if (header.number == wire::meta_register::number) return options.accept_unregistered;
+    const auto link = links.find(connection);
+    return header.number == wire::meta_registered::number && link != links.end() && link->second.bootstrap;
   }
 
   void dispatch(const Incoming& in) {

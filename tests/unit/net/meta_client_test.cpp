@@ -20,7 +20,7 @@ struct Meta {
     node.endpoint.on<wire::meta_register>([this](const Incoming& in, const wire::meta_register& message) {
       ++registrations;
       wire::meta_registered answer;
-      answer.cluster = 7;
+      answer.cluster = cluster;
       if (!refuse.empty()) {
         answer.code = static_cast<std::uint16_t>(Code::exists);
         answer.reason = refuse;
@@ -57,6 +57,7 @@ struct Meta {
   std::uint64_t epoch = 0;
   int registrations = 0;
   std::string refuse;
+  std::uint32_t cluster = 7;
 };
 
 struct Client {
@@ -112,6 +113,35 @@ TEST_P(MetaClientTest, KeepsItsGenerationAndItsPeersAcrossARestartOfMeta) {
   EXPECT_EQ(router.registered, 1);
   EXPECT_EQ(meta->members[2].generation, generation);
   EXPECT_EQ(router.node.log.find("-3/"), std::string::npos) << router.node.log;
+}
+
+// Restored from a copy it may be the start that it has been before, and count lists from below.
+TEST_P(MetaClientTest, ListsCountAnewOnANewConnection) {
+  Client router(loop, *net, "di-router.0");
+  auto meta = std::make_unique<Meta>(loop, *net, 50);
+  meta->epoch = 1000;
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 1; }));
+  meta.reset();
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 0; }));
+  meta = std::make_unique<Meta>(loop, *net, 50);
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 1; }));
+  Client decode(loop, *net, "di-decode.0");
+  EXPECT_TRUE(wait([&] { return router.node.endpoint.up(3); }));
+}
+
+TEST_P(MetaClientTest, AnInstanceOfAnotherClusterIsToldSo) {
+  Client router(loop, *net, "di-router.0");
+  auto meta = std::make_unique<Meta>(loop, *net, 50);
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 1; }));
+  meta.reset();
+  ASSERT_TRUE(wait([&] { return router.meta.meta() == 0; }));
+  // Its catalogue was moved away.
+  meta = std::make_unique<Meta>(loop, *net, 1);
+  meta->cluster = 8;
+  meta->node.endpoint.identify(meta->node.self, 8);
+  ASSERT_TRUE(wait([&] { return !router.refused.empty(); }));
+  EXPECT_EQ(router.refused, "di-meta has another catalogue than the one that this instance registered in");
+  EXPECT_EQ(router.registered, 1);
 }
 
 TEST_P(MetaClientTest, RefusalIsReportedAndNotRepeatedUntilSomethingChanged) {
