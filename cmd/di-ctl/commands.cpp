@@ -371,7 +371,7 @@ std::string command_list() {
 
 int run(const daemon::ControlFlags& flags, bool interactive) {
   if (flags.words.empty()) return usage("no command");
-  const std::vector<std::string> words = interactive && !flags.json ? expanded(flags.words) : flags.words;
+  std::vector<std::string> words = interactive && !flags.json ? expanded(flags.words) : flags.words;
   const Command* command = find(words);
   // A daemon may list what this di-ctl has no row for.
   static constexpr Command listing{"show", "WHAT [MORE]", Scope::each, ""};
@@ -383,6 +383,8 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
     return usage("'" + line + "': want " + std::string(command->words) + " " +
                  std::string(command->arguments));
   }
+  // Relative to where di-ctl is, not the daemon.
+  if (words.front() == "backup") words[1] = std::filesystem::absolute(words[1]).string();
   const bool chats = words.front() == "chat";
   if (!chats && !(flags.model.empty() && flags.key_file.empty() && flags.url.empty())) {
     return usage("-m, -k and -u are for chat");

@@ -4,7 +4,9 @@
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
+#include <filesystem>
 #include <map>
+#include <memory>
 
 namespace di::meta {
 
@@ -284,8 +286,13 @@ std::vector<daemon::Command> Control::table() {
       {"kv drain", [this](const Words& more, Reply& reply) { drain(more, reply); }, 0, 2},
       {"kv drop", [this](const Words& more, Reply& reply) { reply.end(drop(more[0])); }, 1, 1},
       {"kv drop store", [this](const Words& more, Reply& reply) { drop_store(more[0], reply); }, 1, 1},
-      {"forget", [this](const Words& more, Reply& reply) { reply.end(service_.forget(more[0])); }, 1, 1},
-      {"backup", [this](const Words& more, Reply& reply) { reply.end(service_.backup(more[0])); }, 1, 1},
+      {"forget",
+       [this](const Words& more, Reply& reply) {
+         const auto forgotten = [reply](const Status& status) mutable { reply.end(status); };
+         if (const Status asked = service_.forget(more[0], forgotten); !asked) reply.fail(asked.error());
+       },
+       1, 1},
+      {"backup", [this](const Words& more, Reply& reply) { backup(more[0], reply); }, 1, 1},
   };
 }
 
@@ -293,12 +300,16 @@ void Control::drain(const daemon::Words& more, daemon::Reply& reply) {
   const std::string store = more.empty() ? "" : more[0];
   if (more.size() == 2 && more[1] != "off")
     return reply.fail(Error{Code::invalid, 0, "'" + more[1] + "' after the store: want off, or nothing"});
-  if (!store.empty()) {
-    if (const Status status = service_.store_leaves(store, more.size() == 1); !status)
-      return reply.end(status);
+  if (store.empty()) {
+    show_drain(service_, store, reply);
+    return reply.end();
   }
-  show_drain(service_, store, reply);
-  reply.end();
+  const auto set = [&service = service_, store, reply](const Status& status) mutable {
+    if (status) show_drain(service, store, reply);
+    reply.end(status);
+  };
+  if (const Status asked = service_.store_leaves(store, more.size() == 1, set); !asked)
+    reply.fail(asked.error());
 }
 
 Status Control::drop(const std::string& text) {
@@ -312,11 +323,26 @@ Status Control::drop(const std::string& text) {
 }
 
 void Control::drop_store(const std::string& store, daemon::Reply& reply) {
-  const auto given = service_.store_gone(store);
+  auto row = std::make_shared<daemon::Row>();
+  const auto given = service_.store_gone(store, [reply, row](const Status& status) mutable {
+    if (!status) return reply.fail(status.error());
+    reply.end(*row);
+  });
   if (!given) return reply.fail(given.error());
-  daemon::Row row;
-  row.text("place", store).number("columns", given->columns).number("stripes_lost", given->stripes);
-  reply.end(row);
+  row->text("place", store).number("columns", given->columns).number("stripes_lost", given->stripes);
+}
+
+void Control::backup(const std::string& file, daemon::Reply& reply) {
+  // Relative to where this process is, which nobody knows.
+  std::error_code error;
+  const std::string path = std::filesystem::absolute(file, error).lexically_normal().string();
+  const auto copied = [path, reply](const Result<std::uint64_t>& bytes) mutable {
+    if (!bytes) return reply.fail(bytes.error());
+    daemon::Row row;
+    row.text("file", path).number("bytes", *bytes);
+    reply.end(row);
+  };
+  if (const Status asked = service_.backup(path, copied); !asked) reply.fail(asked.error());
 }
 
 bool Control::answer(const daemon::Words& words, daemon::Reply reply) {

@@ -44,6 +44,7 @@ class Control {
   void drain(const daemon::Words& more, daemon::Reply& reply);
   [[nodiscard]] Status drop(const std::string& stripe);
   void drop_store(const std::string& store, daemon::Reply& reply);
+  void backup(const std::string& file, daemon::Reply& reply);
 
   loop::Loop& loop_;
   Service& service_;

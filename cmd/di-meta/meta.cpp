@@ -256,6 +256,7 @@ void Meta::register_metrics(daemon::Metrics& metrics) {
   counter("di_meta_registrations_total", "Registrations taken", s.registrations);
   counter("di_meta_registrations_refused_total", "Registrations refused", s.refused);
   counter("di_meta_members_lost_total", "Members lost", s.lost);
+  counter("di_meta_lists_published_total", "Lists of members that were sent to everybody", s.published);
   const Persister::Counters& w = service_->persister().counters();
   counter("di_meta_catalogue_batches_total", "Batches of stripes written to the catalogue", w.batches);
   counter("di_meta_catalogue_rows_total", "Rows of stripes written to the catalogue", w.rows);

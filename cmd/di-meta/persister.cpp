@@ -6,17 +6,19 @@
 
 namespace di::meta {
 
-Persister::Persister(loop::Loop& loop, directory::Index& index, directory::StripeWriter writer)
+Persister::Persister(loop::Loop& loop, directory::Index& index, directory::StripeWriter stripes,
+                     directory::RowWriter rows)
     : index_(index),
-      writer_(std::move(writer)),
-      timer_(loop, loop::TimerKind::liveness, "catalogue", [this] { send(); }),
-      reader_(std::in_place, loop, in_, "catalogue", [this](Done&& done) { written(std::move(done)); }) {
+      stripes_(std::move(stripes)),
+      rows_(std::move(rows)),
+      timer_(loop, loop::TimerKind::liveness, "catalogue", [this] { send_stripes(); }),
+      reader_(std::in_place, loop, in_, "catalogue", [this](Done&& ended) { done(std::move(ended)); }) {
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "catalogue");
-    while (std::optional<Batch> batch = out_.pop_wait()) {
-      Done done{*std::move(batch), {}};
-      done.status = writer_.write(done.batch);
-      static_cast<void>(in_.try_push(std::move(done)));  // one in flight: there is room
+    while (std::optional<Job> job = out_.pop_wait()) {
+      Done ended{*std::move(job), {}};
+      ended.status = ended.job.rows.empty() ? stripes_.write(ended.job.batch) : rows_.write(ended.job.rows);
+      static_cast<void>(in_.try_push(std::move(ended)));  // one in flight: there is room
     }
   });
 }
@@ -26,31 +28,61 @@ Persister::~Persister() {
   if (thread_.joinable()) thread_.join();
 }
 
+void Persister::write(Rows rows, Written written) {
+  waiting_.rows.insert(waiting_.rows.end(), std::make_move_iterator(rows.begin()),
+                       std::make_move_iterator(rows.end()));
+  waiting_.written.push_back(std::move(written));
+}
+
 void Persister::poll() {
-  if (busy_ || index_.changes() == 0) return;
-  if (index_.changes() >= batch_max && failed_.empty()) return send();
+  if (busy_) return;
+  if (!waiting_.rows.empty()) {
+    Waiting all = std::exchange(waiting_, {});
+    told_ = std::move(all.written);
+    return send({{}, std::move(all.rows)});
+  }
+  if (!failed_.empty()) {
+    if (!timer_.armed()) timer_.start_after(retry_wait);
+    return;
+  }
+  if (index_.changes() == 0) return;
+  if (index_.changes() >= batch_max) return send_stripes();
   if (!timer_.armed()) timer_.start_after(batch_wait);
 }
 
-void Persister::send() {
-  if (busy_) return;
+void Persister::send_stripes() {
+  if (busy_) return;  // poll() looks again
   timer_.cancel();
   Batch batch = failed_.empty() ? index_.take_changes(batch_max) : std::exchange(failed_, {});
-  if (batch.empty()) return;
-  busy_ = true;
-  static_cast<void>(out_.try_push(std::move(batch)));
+  if (!batch.empty()) send({std::move(batch), {}});
 }
 
-void Persister::written(Done done) {
+void Persister::send(Job job) {
+  busy_ = true;
+  static_cast<void>(out_.try_push(std::move(job)));
+}
+
+void Persister::done(Done ended) {
   busy_ = false;
-  if (done.status) {
-    ++counters_.batches;
-    counters_.rows += done.batch.size();
-    return poll();
+  if (ended.status) ++counters_.transactions;
+  if (ended.job.rows.empty()) {
+    stripes_done(std::move(ended.job.batch), ended.status);
+  } else {
+    for (const Written& written : std::exchange(told_, {})) written(ended.status);
   }
-  if (counters_.failures++ == 0) log_error("meta", "cannot write stripes", {{"error", done.status.error()}});
-  failed_ = std::move(done.batch);
-  timer_.start_after(retry_wait);
+  poll();
+}
+
+void Persister::stripes_done(Batch batch, const Status& status) {
+  if (status) {
+    ++counters_.batches;
+    counters_.rows += batch.size();
+    if (std::exchange(refused_, false)) log_info("meta", "stripes are written again");
+    return;
+  }
+  ++counters_.failures;
+  if (!std::exchange(refused_, true)) log_error("meta", "cannot write stripes", {{"error", status.error()}});
+  failed_ = std::move(batch);
 }
 
 void Persister::finish() {
@@ -58,13 +90,13 @@ void Persister::finish() {
   reader_.reset();
   out_.close();
   thread_.join();
-  while (std::optional<Done> done = in_.try_pop()) {
-    if (!done->status) failed_ = std::move(done->batch);
+  while (std::optional<Done> ended = in_.try_pop()) {
+    if (!ended->status) failed_ = std::move(ended->job.batch);
   }
   for (Batch batch = std::exchange(failed_, {});; batch = index_.take_changes(batch_max)) {
     if (batch.empty() && index_.changes() == 0) return;
     if (batch.empty()) continue;
-    if (const Status status = writer_.write(batch); !status) {
+    if (const Status status = stripes_.write(batch); !status) {
       log_error("meta", "cannot write stripes", {{"error", status.error()}});
       return;
     }

@@ -1,15 +1,18 @@
-// cmd/di-meta/persister.h: writes the rows of stripes to the catalogue, off the critical path.
+// cmd/di-meta/persister.h: writes to the catalogue, in a thread: a disk that hangs holds up only who waits for it.
 //
-// The index says what changed; a batch goes to the writing thread when batch_max rows are waiting, or
-// batch_wait after the first.  One batch is being written at a time; a batch that cannot be written is tried
-// again.  Until then, and after a crash, the rows are behind the index: the inventories of the stores make up
-// for that.
+// Stripes: the index says what changed; a batch goes to the writing thread when batch_max rows are waiting, or
+// batch_wait after the first.  A batch that cannot be written is tried again.  Until then, and after a crash, the
+// rows are behind the index: the inventories of the stores make up for that.
 //
-// Owner: the loop thread; the thread inside has the writer.  Bound: one batch in flight; what waits is in the
-// index, an id a stripe.
+// Rows that must not be forgotten (generations, drained stores) go before stripes, all that wait in one
+// transaction, and whoever gave them is told how it ended.
+//
+// Owner: the loop thread; the thread inside has the writers.  Bound: one transaction in flight.  Stripes wait in
+// the index, an id a stripe; rows as many as who gives them has to tell.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -31,39 +34,62 @@ class Persister {
     std::uint64_t batches = 0;
     std::uint64_t rows = 0;
     std::uint64_t failures = 0;
+    std::uint64_t transactions = 0;  // of rows too
   };
 
+  using Rows = std::vector<directory::RowChange>;
+  using Written = std::function<void(const Status&)>;
+
   // Loop and index outlive it.
-  Persister(loop::Loop& loop, directory::Index& index, directory::StripeWriter writer);
-  // Waits for the batch that is being written.
+  Persister(loop::Loop& loop, directory::Index& index, directory::StripeWriter stripes,
+            directory::RowWriter rows);
+  // Waits for what is being written.
   ~Persister();
   Persister(const Persister&) = delete;
   Persister& operator=(const Persister&) = delete;
 
+  // Behind all rows given before.  `written` is called in a later turn: the rows are durable, or none of them is.
+  void write(Rows rows, Written written);
   // Looks at what waits; called at the end of each turn.
   void poll();
-  // Writes what waits, here; it is the last call.
+  // Writes the stripes that wait, here; nobody is told of rows any more.  It is the last call.
   void finish();
-  // Rows are not in the catalogue yet.
-  [[nodiscard]] bool waits() const { return busy_ || !failed_.empty() || index_.changes() > 0; }
+  // Something is not in the catalogue yet.
+  [[nodiscard]] bool waits() const {
+    return busy_ || !waiting_.rows.empty() || !failed_.empty() || index_.changes() > 0;
+  }
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:
   using Batch = std::vector<directory::StripeChange>;
-  struct Done {
+  struct Job {
     Batch batch;
+    Rows rows;
+  };
+  struct Done {
+    Job job;
     Status status;
   };
-  void send();
-  void written(Done done);
+  struct Waiting {
+    Rows rows;
+    std::vector<Written> written;
+  };
+  void send_stripes();
+  void send(Job job);
+  void done(Done done);
+  void stripes_done(Batch batch, const Status& status);
 
   directory::Index& index_;
-  directory::StripeWriter writer_;
+  directory::StripeWriter stripes_;
+  directory::RowWriter rows_;
   Counters counters_;
   bool busy_ = false;
+  bool refused_ = false;  // the last batch of stripes
   Batch failed_;
+  Waiting waiting_;
+  std::vector<Written> told_;  // of the rows that are being written
   loop::Timer timer_;
-  loop::Mailbox<Batch> out_{1};
+  loop::Mailbox<Job> out_{1};
   loop::Mailbox<Done> in_{1};
   std::optional<loop::MailboxReader<Done>> reader_;
   std::thread thread_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/crypto.h"
 #include "base/log.h"
@@ -39,9 +40,12 @@ Result<std::unique_ptr<Service>> Service::create(loop::Loop& loop, net::Endpoint
                                                  directory::Catalogue& catalogue, Options options) {
   auto rows = catalogue.instances();
   if (!rows) return rows.error();
+  const auto issued = catalogue.issued();
+  if (!issued) return issued.error();
   options.index.run = catalogue.run();
   options.index.record_changes = true;
-  std::unique_ptr<Service> service(new Service(loop, endpoint, catalogue, options, *std::move(rows)));
+  std::unique_ptr<Service> service(
+      new Service(loop, endpoint, catalogue, options, {*std::move(rows), catalogue.run(), *issued}));
   const Instant now = loop.monotonic_now();
   std::uint64_t passed_over = 0;
   const auto loaded = catalogue.load_stripes([&](const directory::StripeRow& row) {
@@ -56,20 +60,27 @@ Result<std::unique_ptr<Service>> Service::create(loop::Loop& loop, net::Endpoint
   for (const directory::Index::Place& place : service->index_.places()) {
     if (place.store) service->membership_.expect(place.instance, "store", now);
   }
-  auto writer = catalogue.stripe_writer();
-  if (!writer) return writer.error();
-  service->persister_ = std::make_unique<Persister>(loop, service->index_, *std::move(writer));
+  auto stripe_writer = catalogue.stripe_writer();
+  if (!stripe_writer) return stripe_writer.error();
+  auto row_writer = catalogue.row_writer();
+  if (!row_writer) return row_writer.error();
+  service->persister_ =
+      std::make_unique<Persister>(loop, service->index_, *std::move(stripe_writer), *std::move(row_writer));
+  auto copier = catalogue.copier();
+  if (!copier) return copier.error();
+  service->backup_ = std::make_unique<Backup>(loop, *std::move(copier));
   return service;
 }
 
 Service::Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,
-                 std::vector<directory::InstanceRow> rows)
+                 directory::Membership membership)
     : loop_(loop),
       endpoint_(endpoint),
       catalogue_(catalogue),
-      membership_(std::move(rows), catalogue.run()),
+      membership_(std::move(membership)),
       index_(options.index, loop.monotonic_now()),
       tenant_names_(std::move(options.tenant_names)),
+      publish_(loop, loop::TimerKind::liveness, "list of members", [this] { publish(); }),
       tick_(loop, loop::TimerKind::liveness, "members", [this] { tick(); }),
       due_(loop, loop::TimerKind::liveness, "directory", [this] { step_index(); }),
       beat_(loop, loop::TimerKind::product, "beat", [this] { beat(); }),
@@ -82,7 +93,12 @@ Status Service::start(net::Member self) {
   const wire::meta_register message{std::move(self), random_u64() | 1};
   const auto admission = membership_.judge(message);
   if (!admission) return admission.error().in("registering itself");
-  if (admission->row_changed) DI_TRY(catalogue_.save(admission->row));
+  if (admission->row_changed) {
+    auto writer = catalogue_.row_writer();
+    if (!writer) return writer.error();
+    const directory::RowChange row = admission->row;
+    DI_TRY(writer->write({&row, 1}));
+  }
   membership_.admit_self(*admission);
   endpoint_.identify(admission->member, catalogue_.cluster());
   tick_.start_every(tick_every);
@@ -100,13 +116,26 @@ void Service::stop() {
   tick_.cancel();
   due_.cancel();
   beat_.cancel();
+  publish_.cancel();
   delayed_.clear();
+  backup_->stop();
   persister_->finish();
 }
 
-Status Service::store_leaves(const std::string& instance, bool leaves) {
-  if (!index_.store_leaves(instance, leaves, loop_.monotonic_now())) return unknown_store(instance);
-  return catalogue_.set_leaving(instance, leaves);
+bool Service::knows_store(const std::string& instance) const {
+  const auto places = index_.places();
+  return std::any_of(places.begin(), places.end(),
+                     [&](const auto& place) { return place.store && place.instance == instance; });
+}
+
+Status Service::store_leaves(const std::string& instance, bool leaves, Done done) {
+  if (!knows_store(instance)) return unknown_store(instance);
+  persister_->write({directory::StoreLeaves{instance, leaves}},
+                    [this, instance, leaves, done = std::move(done)](const Status& status) {
+                      if (status) index_.store_leaves(instance, leaves, loop_.monotonic_now());
+                      done(status);
+                    });
+  return {};
 }
 
 Error Service::unknown_store(const std::string& instance) const {
@@ -117,7 +146,7 @@ Error Service::unknown_store(const std::string& instance) const {
   return Error{Code::not_found, 0, "no store '" + instance + "' is known" + known};
 }
 
-Result<directory::Index::Given> Service::store_gone(const std::string& instance) {
+Result<directory::Index::Given> Service::store_gone(const std::string& instance, Done done) {
   const auto given = index_.store_gone(instance, loop_.monotonic_now());
   if (!given) {
     if (given.error().code == Code::not_found) return unknown_store(instance);
@@ -126,21 +155,26 @@ Result<directory::Index::Given> Service::store_gone(const std::string& instance)
   }
   log_info("meta", "store given up",
            {{"store", instance}, {"columns", given->columns}, {"stripes_lost", given->stripes}});
-  membership_.forget(instance);
   // Another of its name begins anew.
   index_.store_leaves(instance, false, loop_.monotonic_now());
-  DI_TRY(catalogue_.set_leaving(instance, false));
+  Persister::Rows rows{directory::StoreLeaves{instance, false}};
+  if (const auto row = membership_.forget(instance))
+    rows.push_back(directory::RowGone{instance, row->id, membership_.issued()});
+  persister_->write(std::move(rows), std::move(done));
   return given;
 }
 
-Status Service::forget(const std::string& instance) {
+Status Service::forget(const std::string& instance, Done done) {
   for (const directory::Index::Place& place : index_.places()) {
     if (!place.store || place.up || place.instance != instance || place.pages == 0) continue;
     return Error{Code::busy, 0,
                  instance + " has " + std::to_string(place.pages) +
                      " columns that may come back: kv drop store " + instance + " gives them up"};
   }
-  if (membership_.forget(instance)) return {};
+  if (const auto row = membership_.forget(instance)) {
+    persister_->write({directory::RowGone{instance, row->id, membership_.issued()}}, std::move(done));
+    return {};
+  }
   std::string known;
   for (const auto& [name, away] : membership_.away()) known += (known.empty() ? ": there are " : ", ") + name;
   return Error{Code::not_found, 0, "no instance '" + instance + "' is away" + known};
@@ -200,8 +234,9 @@ void Service::set_handlers() {
   endpoint_.on_peer_up([this](const net::Member& member) { peer_up(member); });
   endpoint_.on_peer_lost(
       [this](net::PeerId id, std::uint32_t generation) { apply(membership_.lost(id, generation)); });
-  endpoint_.on<wire::meta_register>(
-      [this](const Incoming& in, const wire::meta_register& message) { registered(in, message); });
+  endpoint_.on<wire::meta_register>([this](const Incoming& in, wire::meta_register message) {
+    registered({in.from, in.header.request, in.header.attempt, in.header.cluster, std::move(message)});
+  });
   endpoint_.on<wire::meta_state>([this](const Incoming& in, const wire::meta_state& message) {
     const auto from = holder(in);
     if (!from || message.state > static_cast<std::uint8_t>(directory::MemberState::leaves)) return;
@@ -321,32 +356,60 @@ void Service::set_handlers() {
       });
 }
 
-void Service::registered(const net::Incoming& in, const wire::meta_register& message) {
+void Service::answer(const Asked& asked, wire::meta_registered message) {
+  message.cluster = catalogue_.cluster();
+  message.lost_ms = static_cast<std::uint32_t>(to_ms(directory::member_lost_after));
+  static_cast<void>(
+      endpoint_.reply(asked.from, message, {.request = asked.request, .attempt = asked.attempt}));
+}
+
+void Service::refuse(const Asked& asked, Code code, const std::string& reason) {
+  ++counters_.refused;
+  log_warn("meta", "registration refused",
+           {{"instance", asked.message.self.instance.substr(0, 128)}, {"reason", reason}});
   wire::meta_registered answered;
-  answered.cluster = catalogue_.cluster();
-  answered.lost_ms = static_cast<std::uint32_t>(to_ms(directory::member_lost_after));
-  const auto refuse = [&](Code code, const std::string& reason) {
-    ++counters_.refused;
-    log_warn("meta", "registration refused",
-             {{"instance", message.self.instance.substr(0, 128)}, {"reason", reason}});
-    answered.code = static_cast<std::uint16_t>(code);
-    answered.reason = reason;
-    answer(in, answered);
-  };
-  const net::Member* peer = in.from.id == 0 ? nullptr : endpoint_.peer(in.from.id);
-  if (peer != nullptr && peer->instance != message.self.instance) {
-    return refuse(Code::invalid, "the connection belongs to " + peer->instance);
+  answered.code = static_cast<std::uint16_t>(code);
+  answered.reason = reason;
+  answer(asked, std::move(answered));
+}
+
+void Service::registered(Asked asked) {
+  const wire::meta_register& message = asked.message;
+  const std::string& instance = message.self.instance;
+  if (asked.cluster != 0 && asked.cluster != catalogue_.cluster()) {
+    return refuse(asked, Code::stale,
+                  "it is of another cluster: di-meta has another catalogue since it started");
   }
-  if (const Status may = endpoint_.may_register(in.from, message.self); !may) {
-    return refuse(may.error().code, may.error().message);
+  const net::Member* peer = asked.from.id == 0 ? nullptr : endpoint_.peer(asked.from.id);
+  if (peer != nullptr && peer->instance != instance) {
+    return refuse(asked, Code::invalid, "the connection belongs to " + peer->instance);
+  }
+  if (const Status may = endpoint_.may_register(asked.from, message.self); !may) {
+    return refuse(asked, may.error().code, may.error().message);
+  }
+  const auto waits = waiting_.find(instance);
+  if (waits != waiting_.end() && waits->second.row.boot == message.boot) {
+    waits->second.asked = std::move(asked);  // answered there when the row is written
+    return;
   }
   const auto admission = membership_.judge(message);
-  if (!admission) return refuse(admission.error().code, admission.error().message);
+  if (!admission) return refuse(asked, admission.error().code, admission.error().message);
   if (admission->row_changed) {
-    if (const Status saved = catalogue_.save(admission->row); !saved) {
-      log_error("meta", "cannot save a generation", {{"error", saved.error()}});
-      return refuse(Code::busy, "the catalogue cannot be written");
+    if (waits == waiting_.end() && waiting_.size() >= waiting_max) {
+      return refuse(asked, Code::busy, "too many registrations wait for the catalogue");
     }
+    membership_.hold(*admission);
+    Waiting next{std::move(asked), admission->row, {}};
+    if (const auto& gone = admission->dropped)
+      next.rows.push_back(directory::RowGone{gone->instance, gone->id, membership_.issued()});
+    next.rows.push_back(admission->row);
+    if (waits != waiting_.end()) {
+      // Nobody has heard of the generation that was to be its.
+      refuse(waits->second.asked, Code::stale, "another process has taken this name since");
+      waits->second = std::move(next);
+      return write(waits->second);
+    }
+    return write(waiting_.emplace(admission->row.instance, std::move(next)).first->second);
   }
   ++counters_.registrations;
   const Membership::Change change = membership_.admit(*admission, loop_.monotonic_now());
@@ -362,10 +425,30 @@ void Service::registered(const net::Incoming& in, const wire::meta_register& mes
     }
   }
   apply(change);
+  wire::meta_registered answered;
   answered.id = admission->row.id;
   answered.generation = admission->row.generation;
   if (admission->member.program == "di-router") answered.secret = catalogue_.secret();
-  answer(in, answered);
+  answer(asked, std::move(answered));
+}
+
+void Service::write(Waiting& waiting) {
+  waiting.writing = true;
+  persister_->write(waiting.rows, [this, row = waiting.row](const Status& status) { written(row, status); });
+}
+
+void Service::written(const directory::InstanceRow& row, const Status& status) {
+  if (status && std::exchange(catalogue_refuses_, false)) log_info("meta", "generations are saved again");
+  if (!status && !std::exchange(catalogue_refuses_, true))
+    log_error("meta", "cannot save a generation", {{"error", status.error()}});
+  const auto at = waiting_.find(row.instance);
+  if (at == waiting_.end() || at->second.row != row) return;  // another process came for the name
+  at->second.writing = false;
+  if (!status) return;  // tick() tries again
+  membership_.keep(row);
+  Asked asked = std::move(at->second.asked);
+  waiting_.erase(at);
+  registered(std::move(asked));
 }
 
 void Service::peer_up(const net::Member& member) {
@@ -399,16 +482,12 @@ void Service::apply(const Membership::Change& change) {
 }
 
 void Service::publish_later() {
-  if (publish_pending_) return;
-  publish_pending_ = true;
   // Later: the endpoint may be in the middle of the event that changed the list.
-  loop_.post("members", [this, alive = alive_] {
-    if (*alive) publish();
-  });
+  if (!publish_.armed()) publish_.start_at(std::max(publish_again_, loop_.monotonic_now()));
 }
 
 void Service::publish() {
-  publish_pending_ = false;
+  ++counters_.published;
   const wire::meta_members snapshot = membership_.snapshot();
   std::vector<net::PeerId> before;
   for (const net::Member* peer : endpoint_.peers_up()) before.push_back(peer->id);
@@ -418,6 +497,8 @@ void Service::publish() {
   for (const net::PeerId id : before) {
     if (endpoint_.up(id)) static_cast<void>(endpoint_.send_body(id, wire::meta_members::number, body, {}));
   }
+  const Duration pause = milliseconds(body.size() * before.size() / publish_bytes_per_ms);
+  publish_again_ = loop_.monotonic_now() + std::clamp(pause, publish_every, publish_every_max);
 }
 
 void Service::tick() {
@@ -425,6 +506,9 @@ void Service::tick() {
   // The endpoint watches the heartbeats of connections; here it is about members without one.
   for (const net::Member* peer : endpoint_.peers_up()) membership_.heard(peer->id, peer->generation, now);
   apply(membership_.step(now));
+  for (auto& [instance, waiting] : waiting_) {
+    if (!waiting.writing) write(waiting);
+  }
   log_shortage();
   log_over_quota();
   std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
@@ -432,9 +516,9 @@ void Service::tick() {
 
 void Service::beat() {
   if (directory_beat_ && index_.next_due() > loop_.monotonic_now() - step_slack) directory_beat_();
-  const std::uint64_t batches = persister_->counters().batches;
-  if (catalogue_beat_ && (!persister_->waits() || batches != batches_seen_)) catalogue_beat_();
-  batches_seen_ = batches;
+  const std::uint64_t transactions = persister_->counters().transactions;
+  if (catalogue_beat_ && (!persister_->waits() || transactions != transactions_seen_)) catalogue_beat_();
+  transactions_seen_ = transactions;
 }
 
 void Service::step_index() {

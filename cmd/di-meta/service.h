@@ -1,12 +1,18 @@
 // cmd/di-meta/service.h: messages to the directory's cores and back.
 //
-// What it owns: the index, the membership, the timers that step them, what writes stripes to the catalogue,
+// What it owns: the index, the membership, the timers that step them, what writes to the catalogue and copies it,
 // and answers that a fault point delays.  What arrives is checked by the cores; a message from an instance
 // that is not a member (any more) is dropped.  Losses have one path: lost() tells membership and index,
 // whoever noticed first.
 //
-// Owner: the loop thread.  Saving a new generation blocks it for one disk write per start of an
-// instance.  Bounds: those of the cores; `delayed_max` delayed answers.
+// A registration that needs a new generation waits until that is written, and is looked at again then.  Meanwhile
+// the same process may come on another connection, and another process of the name in its place.
+//
+// The list of members goes to everybody when it has changed, at once after a time of rest, and as often as
+// publish_every and publish_bytes_per_ms let it while many come and go.
+//
+// Owner: the loop thread, which never waits for the disk once it has started.  Bounds: those of the cores;
+// `delayed_max` delayed answers, `waiting_max` registrations that wait.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "backup.h"
 #include "daemon/faults.h"
 #include "directory/catalogue.h"
 #include "directory/index.h"
@@ -28,8 +35,16 @@
 
 namespace di::meta {
 
+inline constexpr Duration publish_every = milliseconds(50);
+// What large fleets are sent of it at most, as long as that leaves a list a second.
+inline constexpr std::uint64_t publish_bytes_per_ms = 500'000;
+inline constexpr Duration publish_every_max = seconds(1);
+
 class Service {
  public:
+  // Called in a later turn, with what the catalogue said.
+  using Done = std::function<void(const Status&)>;
+
   struct Options {
     directory::Index::Options index{};  // `run` is set from the catalogue
     // Called once a second (product time) while the loop has nothing to do or has moved since.
@@ -41,6 +56,7 @@ class Service {
     std::uint64_t registrations = 0;
     std::uint64_t refused = 0;
     std::uint64_t lost = 0;
+    std::uint64_t published = 0;  // lists, each to everybody
   };
 
   // Sets the handlers on `endpoint`.  Loop, endpoint and catalogue outlive the service.
@@ -56,15 +72,15 @@ class Service {
   void stop();
 
   // The operator's: empties a store for good, or not any more; gives up what a store that is away had; forgets a
-  // member that is away; repairs what waits; takes a stripe out; copies the catalogue.  Errors: not_found, busy,
-  // those of the catalogue.
-  Status store_leaves(const std::string& instance, bool leaves);
-  Result<directory::Index::Given> store_gone(const std::string& instance);
-  Status forget(const std::string& instance);
+  // member that is away, with its numbers; repairs what waits; takes a stripe out; copies the catalogue into a file
+  // that is not there.  Errors: not_found, busy; then `done` is not called.
+  Status store_leaves(const std::string& instance, bool leaves, Done done);
+  Result<directory::Index::Given> store_gone(const std::string& instance, Done done);
+  Status forget(const std::string& instance, Done done);
   void repair_now() { index_.repair_now(loop_.monotonic_now()); }
   Status drop_stripe(std::uint64_t stripe);
   void rebalance() { index_.rebalance(); }
-  Status backup(const std::string& path) { return catalogue_.backup(path); }
+  Status backup(const std::string& path, Backup::Done done) { return backup_->start(path, std::move(done)); }
 
   [[nodiscard]] Instant now() const { return loop_.monotonic_now(); }
   [[nodiscard]] const directory::Index& index() const { return index_; }
@@ -73,19 +89,42 @@ class Service {
   [[nodiscard]] const std::map<std::uint64_t, std::string>& tenant_names() const { return tenant_names_; }
   [[nodiscard]] bool connected(std::uint32_t id) const { return endpoint_.up(id); }
   [[nodiscard]] const Counters& counters() const { return counters_; }
+  // Registrations that wait for the catalogue.
+  [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
 
  private:
   static constexpr std::size_t delayed_max = 64;
+  static constexpr std::size_t waiting_max = 1024;
+
+  // A registration, until it is answered.
+  struct Asked {
+    net::From from;
+    RequestId request;
+    std::uint16_t attempt = 0;
+    std::uint32_t cluster = 0;
+    wire::meta_register message;
+  };
+  struct Waiting {
+    Asked asked;
+    directory::InstanceRow row;
+    Persister::Rows rows;
+    bool writing = false;
+  };
 
   Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,
-          std::vector<directory::InstanceRow> rows);
+          directory::Membership membership);
 
+  [[nodiscard]] bool knows_store(const std::string& instance) const;
   [[nodiscard]] Error unknown_store(const std::string& instance) const;
   void set_handlers();
-  void registered(const net::Incoming& in, const wire::meta_register& message);
+  void registered(Asked asked);
+  void refuse(const Asked& asked, Code code, const std::string& reason);
+  void answer(const Asked& asked, wire::meta_registered message);
+  void write(Waiting& waiting);
+  void written(const directory::InstanceRow& row, const Status& status);
   void peer_up(const net::Member& member);
   void apply(const directory::Membership::Change& change);
-  // Sends the list to everybody at the end of this turn's events.
+  // Sends the list to everybody after this turn's events, or when it may go out again.
   void publish_later();
   void publish();
   void tick();
@@ -109,6 +148,9 @@ class Service {
   directory::Membership membership_;
   directory::Index index_;
   std::unique_ptr<Persister> persister_;
+  std::unique_ptr<Backup> backup_;
+  std::map<std::string, Waiting> waiting_;  // by instance name
+  bool catalogue_refuses_ = false;          // the last row
   Counters counters_;
   std::string shortage_;  // of nodes, as it was logged last
   std::map<std::uint64_t, std::string> tenant_names_;
@@ -119,13 +161,14 @@ class Service {
     Instant again;
   };
   std::map<std::uint64_t, ToldOfTenant> told_;
-  bool publish_pending_ = false;
+  Instant publish_again_;
+  loop::Timer publish_;
   loop::Timer tick_;
   loop::Timer due_;
   loop::Timer beat_;
   const std::function<void()> directory_beat_;
   const std::function<void()> catalogue_beat_;
-  std::uint64_t batches_seen_ = 0;
+  std::uint64_t transactions_seen_ = 0;
   std::list<std::unique_ptr<loop::Timer>> delayed_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

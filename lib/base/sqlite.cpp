@@ -16,6 +16,7 @@ Error sqlite_error(sqlite3* db, int rc, std::string_view what) {
   if (primary == SQLITE_PERM || primary == SQLITE_READONLY || primary == SQLITE_AUTH) code = Code::denied;
   if (primary == SQLITE_BUSY || primary == SQLITE_LOCKED) code = Code::busy;
   if (primary == SQLITE_CONSTRAINT) code = Code::exists;
+  if (primary == SQLITE_INTERRUPT) code = Code::cancelled;
   std::string message(what);
   message.append(": ").append(db != nullptr ? sqlite3_errmsg(db) : sqlite3_errstr(rc));
   return Error{code, 0, std::move(message)};
@@ -126,6 +127,10 @@ Status Database::exec(const std::string& sql) {
   const int rc = sqlite3_exec(state_->db, sql.c_str(), nullptr, nullptr, nullptr);
   if (rc != SQLITE_OK) return sqlite_error(state_->db, rc, "sqlite");
   return {};
+}
+
+void Database::interrupt() {
+  sqlite3_interrupt(state_->db);
 }
 
 Result<Statement> Database::prepare(std::string_view sql) {

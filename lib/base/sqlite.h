@@ -59,6 +59,8 @@ class Database {
   // Runs one or more statements without parameters.
   [[nodiscard]] Status exec(const std::string& sql);
   [[nodiscard]] Result<Statement> prepare(std::string_view sql);
+  // Any thread: what runs ends with `cancelled`; what begins later is not meant.
+  void interrupt();
 
  private:
   struct State;

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -17,8 +19,8 @@ namespace {
 // "DICT" in SQLite's application_id: a database of something else is not written to.
 constexpr std::int64_t application_id = 0x44494354;
 
-Result<std::int64_t> pragma_value(sqlite::Database& database, std::string_view pragma) {
-  auto statement = database.prepare(pragma);
+Result<std::int64_t> one_value(sqlite::Database& database, std::string_view sql) {
+  auto statement = database.prepare(sql);
   if (!statement) return statement.error();
   const auto row = statement->step();
   if (!row) return row.error();
@@ -41,6 +43,49 @@ Result<Bytes> read_fleet(sqlite::Database& database, std::string_view name, std:
   if (value.size() != bytes)
     return Error{Code::corrupt, 0, "row '" + std::string(name) + "' has a wrong length"};
   return value;
+}
+
+// A row of the fleet that is not there before the first name is given up.
+Result<Issued> read_issued(sqlite::Database& database) {
+  const auto rows = one_value(database, "SELECT count(*) FROM fleet WHERE name = 'issued'");
+  if (!rows) return rows.error();
+  if (*rows == 0) return Issued{};
+  const auto value = read_fleet(database, "issued", 8);
+  if (!value) return value.error();
+  return Issued{get_le<std::uint32_t>(value->data()), get_le<std::uint32_t>(value->data() + 4)};
+}
+
+Status write_issued(sqlite::Database& database, const Issued& issued) {
+  std::array<std::byte, 8> value;
+  put_le<std::uint32_t>(value.data(), issued.next_id);
+  put_le<std::uint32_t>(value.data() + 4, issued.generation);
+  auto statement = database.prepare("INSERT OR REPLACE INTO fleet(name, value) VALUES('issued', ?)");
+  if (!statement) return statement.error();
+  return statement->bind(1, ByteView(value)).run();
+}
+
+// More than there may be between a copy and the loss of the original.  A run has 24 bits, the others 32.
+constexpr std::uint64_t copy_run_step = 1 << 14;
+constexpr std::uint32_t copy_issued_step = 1 << 20;
+
+// In a copy: what a start from it issues is above what the original may have issued since.
+Status step_over(sqlite::Database& copy) {
+  auto run = read_fleet(copy, "run", 8);
+  if (!run) return run.error();
+  put_le<std::uint64_t>(run->data(), get_le<std::uint64_t>(run->data()) + copy_run_step);
+  auto set_run = copy.prepare("UPDATE fleet SET value = ? WHERE name = 'run'");
+  if (!set_run) return set_run.error();
+  DI_TRY(set_run->bind(1, ByteView(*run)).run());
+  auto issued = read_issued(copy);
+  if (!issued) return issued.error();
+  const auto id = one_value(copy, "SELECT coalesce(max(id), 0) FROM instance");
+  if (!id) return id.error();
+  const auto generation = one_value(copy, "SELECT coalesce(max(generation), 0) FROM instance");
+  if (!generation) return generation.error();
+  issued->next_id = std::max(issued->next_id, static_cast<std::uint32_t>(*id) + 1) + copy_issued_step;
+  issued->generation =
+      std::max(issued->generation, static_cast<std::uint32_t>(*generation)) + copy_issued_step;
+  return write_issued(copy, *issued);
 }
 
 constexpr const char* schema_1 =
@@ -221,18 +266,15 @@ Status create(sqlite::Database& database) {
 
 }  // namespace
 
-Catalogue::Catalogue(std::string path, Fd lock, sqlite::Database database, sqlite::Statement upsert)
-    : path_(std::move(path)),
-      lock_(std::move(lock)),
-      database_(std::move(database)),
-      upsert_(std::move(upsert)) {}
+Catalogue::Catalogue(std::string path, Fd lock, sqlite::Database database)
+    : path_(std::move(path)), lock_(std::move(lock)), database_(std::move(database)) {}
 
 Status Catalogue::create_or_check(sqlite::Database& database) {
-  const auto application = pragma_value(database, "PRAGMA application_id");
+  const auto application = one_value(database, "PRAGMA application_id");
   if (!application) return application.error();
-  const auto version = pragma_value(database, "PRAGMA user_version");
+  const auto version = one_value(database, "PRAGMA user_version");
   if (!version) return version.error();
-  const auto tables = pragma_value(database, "SELECT count(*) FROM sqlite_master");
+  const auto tables = one_value(database, "SELECT count(*) FROM sqlite_master");
   if (!tables) return tables.error();
   if (*application == 0 && *version == 0 && *tables == 0) return create(database);
   if (*application != application_id) return Error{Code::corrupt, 0, "not a catalogue of di-meta"};
@@ -284,11 +326,7 @@ Result<Catalogue> Catalogue::open(const std::string& path) {
   if (const Status s = count->bind(1, ByteView(*run)).run(); !s) return fail(s.error());
   if (const Status s = database->exec("COMMIT"); !s) return fail(s.error());
 
-  auto upsert = database->prepare(
-      "INSERT INTO instance(name, id, generation, boot) VALUES(?, ?, ?, ?)"
-      " ON CONFLICT(name) DO UPDATE SET generation = excluded.generation, boot = excluded.boot");
-  if (!upsert) return fail(upsert.error());
-  Catalogue catalogue(path, std::move(lock), std::move(*database), std::move(*upsert));
+  Catalogue catalogue(path, std::move(lock), std::move(*database));
   catalogue.secret_ = *secret;
   catalogue.cluster_ = get_le<std::uint32_t>(cluster->data());
   catalogue.run_ = number;
@@ -309,14 +347,10 @@ Result<std::vector<InstanceRow>> Catalogue::instances() {
   }
 }
 
-Status Catalogue::save(const InstanceRow& row) {
-  const Status saved = upsert_.bind(1, row.instance)
-                           .bind(2, static_cast<std::int64_t>(row.id))
-                           .bind(3, static_cast<std::int64_t>(row.generation))
-                           .bind(4, static_cast<std::int64_t>(row.boot))
-                           .run();
-  if (!saved) return saved.error().in("catalogue " + path_);
-  return {};
+Result<Issued> Catalogue::issued() {
+  auto read = read_issued(database_);
+  if (!read) return read.error().in("catalogue " + path_);
+  return read;
 }
 
 // ---- Drained stores ----------------------------------------------------------------------------
@@ -333,12 +367,51 @@ Result<std::vector<std::string>> Catalogue::leaving() {
   }
 }
 
-Status Catalogue::set_leaving(const std::string& instance, bool leaves) {
-  auto change = database_.prepare(leaves ? "INSERT OR IGNORE INTO leaving(name) VALUES(?)"
-                                         : "DELETE FROM leaving WHERE name = ?");
-  if (!change) return change.error().in("catalogue " + path_);
-  if (const Status s = change->bind(1, instance).run(); !s) return s.error().in("catalogue " + path_);
-  return {};
+// ---- What must not be forgotten ----------------------------------------------------------------
+
+Result<RowWriter> Catalogue::row_writer() {
+  auto database = sqlite::Database::open(path_, sqlite::Synchronous::full);
+  if (!database) return database.error().in("catalogue");
+  return RowWriter(std::move(*database));
+}
+
+Status RowWriter::write(std::span<const RowChange> changes) {
+  const auto run = [this](std::string_view sql, const auto& bind) -> Status {
+    auto statement = database_.prepare(sql);
+    if (!statement) return statement.error();
+    return bind(*statement).run();
+  };
+  const auto one = [&](const RowChange& change) -> Status {
+    if (const auto* row = std::get_if<InstanceRow>(&change)) {
+      // Whatever the file has under this name or number: memory is right.
+      return run("INSERT OR REPLACE INTO instance(name, id, generation, boot) VALUES(?, ?, ?, ?)",
+                 [&](sqlite::Statement& put) -> sqlite::Statement& {
+                   return put.bind(1, row->instance)
+                       .bind(2, static_cast<std::int64_t>(row->id))
+                       .bind(3, static_cast<std::int64_t>(row->generation))
+                       .bind(4, static_cast<std::int64_t>(row->boot));
+                 });
+    }
+    if (const auto* gone = std::get_if<RowGone>(&change)) {
+      DI_TRY(write_issued(database_, gone->issued));
+      return run("DELETE FROM instance WHERE name = ? AND id = ?",
+                 [&](sqlite::Statement& erase) -> sqlite::Statement& {
+                   return erase.bind(1, gone->instance).bind(2, static_cast<std::int64_t>(gone->id));
+                 });
+    }
+    const auto& store = std::get<StoreLeaves>(change);
+    return run(
+        store.leaves ? "INSERT OR IGNORE INTO leaving(name) VALUES(?)" : "DELETE FROM leaving WHERE name = ?",
+        [&](sqlite::Statement& set) -> sqlite::Statement& { return set.bind(1, store.instance); });
+  };
+  DI_TRY(database_.exec("BEGIN IMMEDIATE"));
+  Status written;
+  for (const RowChange& change : changes) {
+    if (written) written = one(change);
+  }
+  if (written) written = database_.exec("COMMIT");
+  if (!written) static_cast<void>(database_.exec("ROLLBACK"));
+  return written;
 }
 
 // ---- Stripes -----------------------------------------------------------------------------------
@@ -392,16 +465,45 @@ Status StripeWriter::write(std::span<const StripeChange> changes) {
   return committed;
 }
 
-Status Catalogue::backup(const std::string& path) {
+// ---- Copies ------------------------------------------------------------------------------------
+
+Result<CatalogueCopier> Catalogue::copier() {
+  auto database = sqlite::Database::open(path_, sqlite::Synchronous::normal);
+  if (!database) return database.error().in("catalogue");
+  return CatalogueCopier(std::move(*database));
+}
+
+Result<std::uint64_t> CatalogueCopier::copy(const std::string& path) {
+  const std::string what = "backup " + path;
   // Made first, so that it has its mode before there is anything in it.
   Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file.valid() && errno == EEXIST) return Error{Code::exists, errno, "backup " + path + ": it is there"};
-  if (!file.valid()) return errno_error("backup " + path);
+  if (!file.valid() && errno == EEXIST) return Error{Code::exists, errno, what + ": it is there"};
+  if (!file.valid()) return errno_error(what);
   file.reset();
-  auto copy = database_.prepare("VACUUM INTO ?");
-  if (!copy) return copy.error().in("backup " + path);
-  if (const Status s = copy->bind(1, path).run(); !s) return s.error().in("backup " + path);
-  return {};
+  const auto bytes = fill(path);
+  if (bytes) return bytes;
+  for (const char* suffix : {"", "-journal", "-wal", "-shm"}) ::unlink((path + suffix).c_str());
+  return bytes.error().in(what);
+}
+
+Result<std::uint64_t> CatalogueCopier::fill(const std::string& path) {
+  {
+    auto vacuum = database_.prepare("VACUUM INTO ?");
+    if (!vacuum) return vacuum.error();
+    DI_TRY(vacuum->bind(1, path).run());
+  }
+  {
+    auto copy = sqlite::Database::open(path, sqlite::Synchronous::full);
+    if (!copy) return copy.error();
+    DI_TRY(copy->exec("BEGIN IMMEDIATE"));
+    DI_TRY(step_over(*copy));
+    DI_TRY(copy->exec("COMMIT"));
+  }
+  struct stat status {};
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid() || ::fsync(file.get()) != 0 || ::fstat(file.get(), &status) != 0)
+    return errno_error("sync");
+  return static_cast<std::uint64_t>(status.st_size);
 }
 
 }  // namespace di::directory

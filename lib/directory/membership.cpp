@@ -95,34 +95,57 @@ Status check(const wire::Member& self) {
 
 }  // namespace
 
-Membership::Membership(std::vector<InstanceRow> rows, std::uint64_t run) : epoch_(run << 32) {
+Membership::Membership(std::vector<InstanceRow> rows, std::uint64_t run, Issued issued)
+    : issued_(issued), epoch_(run << 32) {
   for (InstanceRow& row : rows) {
-    next_id_ = std::max(next_id_, row.id + 1);
+    issued_.next_id = std::max(issued_.next_id, row.id + 1);
     std::string name = row.instance;
     rows_.emplace(std::move(name), std::move(row));
   }
+}
+
+// A number that was issued before the row was lost: with an older copy of the catalogue, or for a newer name.
+bool Membership::may_keep(std::uint32_t id) const {
+  return id != 0 && id < issued_.next_id &&
+         std::none_of(rows_.begin(), rows_.end(), [id](const auto& row) { return row.second.id == id; }) &&
+         std::none_of(held_.begin(), held_.end(), [id](const auto& held) { return held.second == id; });
+}
+
+const InstanceRow* Membership::oldest_unused() const {
+  const InstanceRow* oldest = nullptr;
+  for (const auto& [name, row] : rows_) {
+    if (oldest != nullptr && oldest->id < row.id) continue;
+    if (!members_.contains(name) && !away_.contains(name) && !held_.contains(name)) oldest = &row;
+  }
+  return oldest;
 }
 
 Result<Membership::Admission> Membership::judge(const wire::meta_register& message) const {
   const wire::Member& self = message.self;
   if (const Status checked = check(self); !checked) return checked.error();
   if (message.boot == 0) return invalid("boot: zero");
+  if (self.generation > said_generation_max) return invalid("generation: nobody was issued one above 2^31");
 
   Admission admission;
   admission.member = self;
   const auto known = rows_.find(self.instance);
   if (known == rows_.end()) {
     if (rows_.size() >= instance_rows_max) {
-      return Error{Code::no_space, 0, "instance: 65536 names are in the catalogue already"};
+      const InstanceRow* oldest = oldest_unused();
+      if (oldest == nullptr)
+        return Error{Code::no_space, 0, "instance: 65536 names are here, or not forgotten yet"};
+      admission.dropped = *oldest;
     }
-    // A generation that is already in use comes from before di-meta lost its catalogue.
-    admission.row = {self.instance, next_id_, std::max(self.generation, 1U), message.boot};
+    // A number and a generation that are already in use come from before di-meta lost its row.
+    const bool kept = self.generation != 0 && may_keep(self.id);
+    admission.row = {self.instance, kept ? self.id : issued_.next_id,
+                     self.generation != 0 ? self.generation : issued_.generation + 1, message.boot};
     admission.row_changed = true;
   } else if (known->second.boot == message.boot) {
     admission.row = known->second;
   } else if (self.generation == 0) {
     admission.row = known->second;
-    ++admission.row.generation;
+    admission.row.generation = std::max(known->second.generation, issued_.generation) + 1;
     admission.row.boot = message.boot;
     admission.row_changed = true;
   } else if (self.generation > known->second.generation) {
@@ -133,7 +156,8 @@ Result<Membership::Admission> Membership::judge(const wire::meta_register& messa
   } else {
     return Error{Code::stale, 0, self.instance + ": another process has taken this name since"};
   }
-  if (admission.row.generation == UINT32_MAX || admission.row.id == UINT32_MAX) {
+  if (admission.row.generation == UINT32_MAX || admission.row.generation == 0 ||
+      admission.row.id == UINT32_MAX) {
     return Error{Code::no_space, 0, self.instance + ": out of numbers"};
   }
   if (!members_.contains(self.instance) && members_.size() >= members_max) {
@@ -162,6 +186,26 @@ Result<Membership::Admission> Membership::judge(const wire::meta_register& messa
   return admission;
 }
 
+void Membership::hold(const Admission& admission) {
+  const InstanceRow& row = admission.row;
+  held_[row.instance] = row.id;
+  issued_.next_id = std::max(issued_.next_id, row.id + 1);
+  if (admission.dropped) drop(admission.dropped->instance);
+}
+
+void Membership::keep(const InstanceRow& row) {
+  rows_[row.instance] = row;
+  held_.erase(row.instance);
+  issued_.next_id = std::max(issued_.next_id, row.id + 1);
+}
+
+void Membership::drop(const std::string& instance) {
+  const auto row = rows_.find(instance);
+  if (row == rows_.end()) return;
+  issued_.generation = std::max(issued_.generation, row->second.generation);
+  rows_.erase(row);
+}
+
 Membership::Change Membership::admit(const Admission& admission, Instant now) {
   return admit_as(admission, now, false);
 }
@@ -174,8 +218,7 @@ Membership::Change Membership::admit_as(const Admission& admission, Instant now,
   const InstanceRow& row = admission.row;
   DI_ASSERT(admission.member.id == row.id && admission.member.generation == row.generation);
   Change change;
-  rows_[row.instance] = row;
-  next_id_ = std::max(next_id_, row.id + 1);
+  keep(row);
   const auto at = members_.find(row.instance);
   if (at == members_.end()) {
     away_.erase(row.instance);
@@ -200,7 +243,7 @@ Membership::Change Membership::rejoin(const wire::Member& member, Instant now) {
   if (row == rows_.end() || row->second.id != member.id || row->second.generation != member.generation)
     return {};
   if (!members_.contains(member.instance) && members_.size() >= members_max) return {};
-  return admit_as({member, row->second, false}, now, false);
+  return admit_as({member, row->second, false, {}}, now, false);
 }
 
 Membership::Change Membership::set_state(std::uint32_t id, std::uint32_t generation, MemberState state) {
@@ -258,6 +301,15 @@ void Membership::expect(const std::string& instance, const std::string& role, In
   away.member.role = role;
   away.since = now;
   remember(std::move(away));
+}
+
+std::optional<InstanceRow> Membership::forget(const std::string& instance) {
+  const auto row = rows_.find(instance);
+  if (row == rows_.end() || members_.contains(instance) || held_.contains(instance)) return std::nullopt;
+  const InstanceRow forgotten = row->second;
+  away_.erase(instance);
+  drop(instance);
+  return forgotten;
 }
 
 Membership::Change Membership::step(Instant now) {

@@ -4,14 +4,18 @@
 // it), and the members: the registered instances that are not lost.  Registration is two steps, so
 // that a generation is durable before anybody hears of it:
 //   judge(message) -> Admission{row, ...} or an Error      nothing changes
-//   (the shell writes admission.row to the catalogue)
+//   hold(admission), when the row is another; the shell writes it to the catalogue; keep(row); judge(message) again
 //   admit(admission, now)                                  the member is in, the epoch moves
 //
 // Rules for generations, per instance name:
 //   the boot number is the row's           the same process: it keeps its generation
-//   another boot, generation 0 said        a new start: row's generation + 1; the old one is lost
+//   another boot, generation 0 said        a new start: above the row's generation; the old one is lost
 //   another boot, a generation said        `stale` when the row is newer or equal (that process was
-//                                          replaced); otherwise di-meta lost its catalogue: kept
+//                                          replaced); otherwise di-meta lost the row: kept, and so is the
+//                                          number, when it can have been issued and is nobody else's
+//
+// A row goes when the name is forgotten, or for a new name when there are too many: that of the name that came
+// first, of those that are neither here nor remembered.  Issued keeps its numbers from being given out again.
 //
 // Pure: time is the monotonic clock's.  A member is lost when nothing was heard for `lost_after`, or
 // when the shell knows better (a broken connection).  Who is gone is remembered for whoever looks at the
@@ -21,6 +25,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -40,6 +45,8 @@ inline constexpr std::size_t endpoint_bytes_max = 512;
 inline constexpr std::size_t model_bytes_max = 256;
 inline constexpr std::uint16_t ranks_max = 1024;
 inline constexpr Duration member_lost_after = seconds(3);
+// Nobody was issued one above; a new start finds room above what was said.
+inline constexpr std::uint32_t said_generation_max = 1U << 31;
 inline constexpr std::size_t away_max = 1024;  // members that are gone and remembered
 inline constexpr Duration away_forgotten_after = std::chrono::hours(24);
 
@@ -48,27 +55,43 @@ enum class MemberState : std::uint8_t { up = 0, draining = 1, leaves = 2 };
 // What outlives a restart of di-meta.
 struct InstanceRow {
   std::string instance;
-  std::uint32_t id = 0;          // number in headers, never reused
+  std::uint32_t id = 0;          // number in headers, never another name's
   std::uint32_t generation = 0;  // the last one issued
   std::uint64_t boot = 0;        // the process it was issued to
 
   bool operator==(const InstanceRow&) const = default;
 };
 
+// No number below next_id is given to another name, and every new start has a generation above `generation`.
+struct Issued {
+  std::uint32_t next_id = 1;
+  std::uint32_t generation = 0;
+
+  bool operator==(const Issued&) const = default;
+};
+
 class Membership {
  public:
-  // `rows` as the catalogue has them; `run` makes epochs grow across restarts.
-  Membership(std::vector<InstanceRow> rows, std::uint64_t run);
+  // `rows` and `issued` as the catalogue has them; `run` makes epochs grow across restarts.
+  Membership(std::vector<InstanceRow> rows, std::uint64_t run, Issued issued = {});
 
   struct Admission {
     wire::Member member;  // with id and generation
     InstanceRow row;
-    bool row_changed = false;  // write it before admit()
+    bool row_changed = false;            // write it before admit()
+    std::optional<InstanceRow> dropped;  // and drop this one with it
   };
   // Errors, with the reason to send: invalid (what is wrong with which field), stale (this process was
   // replaced), exists (another layout, fingerprint or revision of a model that is being served),
   // no_space (too many members or names).
   [[nodiscard]] Result<Admission> judge(const wire::meta_register& message) const;
+
+  // The row is being written: its number is nobody else's, and the dropped one is gone.
+  void hold(const Admission& admission);
+  // It is in the catalogue.
+  void keep(const InstanceRow& row);
+  // To be written with every row that goes.
+  [[nodiscard]] const Issued& issued() const { return issued_; }
 
   struct Change {
     bool changed = false;      // the list is another: the epoch moved
@@ -99,8 +122,8 @@ class Membership {
   [[nodiscard]] const std::map<std::string, Away>& away() const { return away_; }
   // One that the catalogue has something of, and that has not come yet.
   void expect(const std::string& instance, const std::string& role, Instant now);
-  // False when it is not away.
-  bool forget(const std::string& instance) { return away_.erase(instance) > 0; }
+  // Forgets also its row, which is for the shell to drop.  Nothing when it is here, or not known.
+  std::optional<InstanceRow> forget(const std::string& instance);
 
   // Null when there is no such member (of this generation).
   [[nodiscard]] const wire::Member* find(std::uint32_t id) const;
@@ -120,12 +143,16 @@ class Membership {
   Change admit_as(const Admission& admission, Instant now, bool self);
   Change remove(std::map<std::string, Present>::iterator at, bool stopped);
   void remember(Away away);
+  [[nodiscard]] bool may_keep(std::uint32_t id) const;
+  [[nodiscard]] const InstanceRow* oldest_unused() const;
+  void drop(const std::string& instance);
 
   std::map<std::string, InstanceRow> rows_;
-  std::map<std::string, Present> members_;  // by instance name
+  std::map<std::string, std::uint32_t> held_;  // names and numbers whose rows are being written
+  std::map<std::string, Present> members_;     // by instance name
   std::map<std::string, Away> away_;
   std::map<std::uint32_t, std::string> instances_;  // number -> name of a present member
-  std::uint32_t next_id_ = 1;
+  Issued issued_;
   std::uint64_t epoch_;
 };
 

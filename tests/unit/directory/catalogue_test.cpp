@@ -1,9 +1,11 @@
 #include "directory/catalogue.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <fstream>
 
 namespace di::directory {
@@ -13,6 +15,12 @@ std::string scratch(const std::string& name) {
   const std::string path = testing::TempDir() + "di-catalogue-" + std::to_string(getpid()) + "-" + name;
   for (const char* suffix : {"", "-wal", "-shm", ".lock"}) unlink((path + suffix).c_str());
   return path;
+}
+
+Status write(Catalogue& catalogue, const RowChange& change) {
+  auto writer = catalogue.row_writer();
+  if (!writer) return writer.error();
+  return writer->write({&change, 1});
 }
 
 TEST(Catalogue, RemembersWhatMustNotBeForgotten) {
@@ -29,9 +37,9 @@ TEST(Catalogue, RemembersWhatMustNotBeForgotten) {
     run = catalogue->run();
     EXPECT_EQ(secret.size(), 32U);
     EXPECT_NE(cluster, 0U);
-    ASSERT_TRUE(catalogue->save({"di-kvd.host0", 3, 1, 5}));
-    ASSERT_TRUE(catalogue->save(kvd));
-    ASSERT_TRUE(catalogue->save({"di-router.0", 4, 1, 6}));
+    ASSERT_TRUE(write(*catalogue, InstanceRow{"di-kvd.host0", 3, 1, 5}));
+    ASSERT_TRUE(write(*catalogue, kvd));
+    ASSERT_TRUE(write(*catalogue, InstanceRow{"di-router.0", 4, 1, 6}));
   }
   struct stat status {};
   ASSERT_EQ(stat(path.c_str(), &status), 0);
@@ -119,9 +127,13 @@ TEST(Catalogue, DamagedPagesAreFoundAtTheStart) {
   {
     auto catalogue = Catalogue::open(path);
     ASSERT_TRUE(catalogue);
+    auto writer = catalogue->row_writer();
+    ASSERT_TRUE(writer);
+    std::vector<RowChange> rows;
     for (std::uint32_t i = 0; i < 100; ++i) {
-      ASSERT_TRUE(catalogue->save({std::to_string(i) + std::string(1000, 'x'), i + 1, 1, i + 1}));
+      rows.push_back(InstanceRow{std::to_string(i) + std::string(1000, 'x'), i + 1, 1, i + 1});
     }
+    ASSERT_TRUE(writer->write(rows));
   }
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(4 * 4096);
@@ -181,7 +193,7 @@ TEST(Catalogue, KeepsARowPerStripe) {
     StripeRow moved = stripe_row(2, 2);
     moved.columns[1].instance = "di-kvd.store9";
     ASSERT_TRUE(writer->write(std::vector<StripeChange>{{1, std::nullopt}, {2, moved}, {99, std::nullopt}}));
-    ASSERT_TRUE(catalogue->save({"di-kvd.host0", 3, 1, 5}));  // the other connection
+    ASSERT_TRUE(write(*catalogue, InstanceRow{"di-kvd.host0", 3, 1, 5}));  // the other connection
   }
   auto catalogue = Catalogue::open(path);
   ASSERT_TRUE(catalogue);
@@ -230,9 +242,9 @@ TEST(Catalogue, DrainedStoresAreKept) {
     auto catalogue = Catalogue::open(path);
     ASSERT_TRUE(catalogue);
     for (const char* name : {"di-kvd.store2", "di-kvd.store1", "di-kvd.store1"}) {
-      ASSERT_TRUE(catalogue->set_leaving(name, true));
+      ASSERT_TRUE(write(*catalogue, StoreLeaves{name, true}));
     }
-    ASSERT_TRUE(catalogue->set_leaving("di-kvd.store2", false));
+    ASSERT_TRUE(write(*catalogue, StoreLeaves{"di-kvd.store2", false}));
   }
   auto catalogue = Catalogue::open(path);
   ASSERT_TRUE(catalogue);
@@ -247,11 +259,15 @@ TEST(Catalogue, IsCopiedWhileItIsUsed) {
   auto writer = catalogue->stripe_writer();
   ASSERT_TRUE(writer);
   ASSERT_TRUE(writer->write(std::vector<StripeChange>{{5, stripe_row(5, 2)}}));
-  ASSERT_TRUE(catalogue->backup(copy));
+  auto copier = catalogue->copier();
+  ASSERT_TRUE(copier);
+  const auto bytes = copier->copy(copy);
+  ASSERT_TRUE(bytes) << bytes.error().message;
   struct stat status {};
   ASSERT_EQ(stat(copy.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777U, 0600U);
-  const Status again = catalogue->backup(copy);
+  EXPECT_EQ(static_cast<std::uint64_t>(status.st_size), *bytes);
+  const auto again = copier->copy(copy);
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, Code::exists);
   ASSERT_TRUE(writer->write(std::vector<StripeChange>{{5, std::nullopt}}));
@@ -261,6 +277,84 @@ TEST(Catalogue, IsCopiedWhileItIsUsed) {
   const auto loaded = restored->load_stripes([](const StripeRow& row) { EXPECT_EQ(row, stripe_row(5, 2)); });
   ASSERT_TRUE(loaded);
   EXPECT_EQ(loaded->rows, 1U);
+}
+
+TEST(Catalogue, AStartFromACopyIssuesWhatTheOriginalCannotHaveIssuedSince) {
+  const std::string path = scratch("lost");
+  const std::string copy = scratch("older");
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  EXPECT_EQ(*catalogue->issued(), Issued{});
+  ASSERT_TRUE(write(*catalogue, InstanceRow{"di-router.0", 7, 3, 5}));
+  ASSERT_TRUE(write(*catalogue, InstanceRow{"di-router.1", 9, 2, 6}));
+  ASSERT_TRUE(write(*catalogue, RowGone{"di-router.1", 9, {12, 5}}));
+  EXPECT_EQ(*catalogue->issued(), (Issued{12, 5}));
+  ASSERT_EQ(catalogue->instances()->size(), 1U);
+  auto copier = catalogue->copier();
+  ASSERT_TRUE(copier);
+  ASSERT_TRUE(copier->copy(copy));
+  EXPECT_EQ(*catalogue->issued(), (Issued{12, 5}));
+  auto restored = Catalogue::open(copy);
+  ASSERT_TRUE(restored) << restored.error().message;
+  EXPECT_GT(restored->run(), catalogue->run() + 10000);
+  EXPECT_LT(restored->run(), 1U << 24);  // what the index takes
+  EXPECT_GT(restored->issued()->next_id, 1000000U);
+  EXPECT_GT(restored->issued()->generation, 1000000U);
+  EXPECT_EQ(restored->instances()->front(), (InstanceRow{"di-router.0", 7, 3, 5}));
+}
+
+TEST(Catalogue, ACopyThatFailsLeavesNoFile) {
+  const std::string path = scratch("too-large");
+  const std::string copy = scratch("no-copy");
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  ASSERT_TRUE(write(*catalogue, InstanceRow{"di-router." + std::string(60000, 'x'), 1, 1, 1}));
+  auto copier = catalogue->copier();
+  ASSERT_TRUE(copier);
+  // A file may not be larger than a page.
+  const auto before = signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit page = limit;
+  page.rlim_cur = 4096;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &page), 0);
+  const auto failed = copier->copy(copy);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  signal(SIGXFSZ, before);
+  ASSERT_FALSE(failed);
+  EXPECT_TRUE(failed.error().message.starts_with("backup " + copy + ": ")) << failed.error().message;
+  struct stat status {};
+  EXPECT_NE(stat(copy.c_str(), &status), 0);
+  const auto made = copier->copy(copy);
+  EXPECT_TRUE(made) << made.error().message;
+}
+
+// All or nothing, and whoever held the number before gives way.
+TEST(Catalogue, RowsAreWrittenTogether) {
+  const std::string path = scratch("together");
+  auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  auto writer = catalogue->row_writer();
+  ASSERT_TRUE(writer);
+  ASSERT_TRUE(writer->write(
+      std::vector<RowChange>{InstanceRow{"di-router.0", 1, 1, 5}, InstanceRow{"di-router.1", 2, 1, 6},
+                             RowGone{"di-router.0", 1, {3, 1}}, InstanceRow{"di-router.2", 2, 2, 7}}));
+  const auto rows = catalogue->instances();
+  ASSERT_TRUE(rows);
+  EXPECT_EQ(*rows, (std::vector<InstanceRow>{{"di-router.2", 2, 2, 7}}));
+  // A row that was written anew since stays.
+  ASSERT_TRUE(write(*catalogue, RowGone{"di-router.2", 1, {3, 2}}));
+  EXPECT_EQ(catalogue->instances()->size(), 1U);
+  {
+    auto other = sqlite::Database::open(path, sqlite::Synchronous::full);
+    ASSERT_TRUE(other);
+    ASSERT_TRUE(
+        other->exec("CREATE TRIGGER no BEFORE INSERT ON leaving BEGIN SELECT RAISE(ABORT, 'no'); END"));
+  }
+  EXPECT_FALSE(writer->write(
+      std::vector<RowChange>{InstanceRow{"di-router.3", 3, 3, 8}, StoreLeaves{"di-kvd.store0", true}}));
+  EXPECT_EQ(catalogue->instances()->size(), 1U);
+  ASSERT_TRUE(write(*catalogue, InstanceRow{"di-router.3", 3, 3, 8}));
 }
 
 // G07: a file as schema 1 left it.

@@ -162,7 +162,7 @@ TEST(Membership, WhoIsGoneIsRememberedUntilItIsBackOrForgotten) {
   members.set_state(id_of("di-router.3"), 1, MemberState::draining);
   members.lost(id_of("di-router.3"), 1);
   EXPECT_TRUE(members.away().at("di-router.3").stopped);
-  EXPECT_TRUE(members.forget("di-router.3"));
+  EXPECT_TRUE(members.forget("di-router.3").has_value());
   ASSERT_EQ(members.away().size(), 2U);
   const Membership::Away& killed = members.away().at("di-router.0");
   EXPECT_EQ(killed.member.host, "a.example");
@@ -256,6 +256,87 @@ TEST(Membership, StaleLossesAndStatesAreIgnored) {
   EXPECT_EQ(members.set_state(id, 2, MemberState::leaves).lost, (std::vector<Holder>{{"di-router.0", 2}}));
   EXPECT_EQ(members.count(), 0U);
   EXPECT_FALSE(members.lost(id, 2).changed);
+}
+
+TEST(Membership, AForgottenNameGivesItsRowBackAndNothingTwice) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, router("0", 11), at_ms(0));
+  for (std::uint64_t boot = 12; boot < 16; ++boot) enter(members, rows, router("1", boot), at_ms(0));
+  const wire::Member gone = members.members().back();
+  EXPECT_EQ(gone.generation, 4U);
+  EXPECT_FALSE(members.forget("di-router.1")) << "it is here";
+  members.lost(gone.id, gone.generation);
+  const auto forgotten = members.forget("di-router.1");
+  ASSERT_TRUE(forgotten);
+  EXPECT_EQ(*forgotten, (InstanceRow{"di-router.1", gone.id, 4, 15}));
+  EXPECT_TRUE(members.away().empty());
+  std::erase_if(rows, [](const InstanceRow& row) { return row.instance == "di-router.1"; });
+  EXPECT_EQ(members.issued(), (Issued{gone.id + 1, 4}));
+
+  // After a restart too: another number, and a generation above those that the name has had.
+  Membership restarted(rows, 2, members.issued());
+  for (Membership* one : {&members, &restarted}) {
+    const auto again = one->judge(router("1", 16));
+    ASSERT_TRUE(again);
+    EXPECT_EQ(again->row, (InstanceRow{"di-router.1", gone.id + 1, 5, 16}));
+  }
+  // The process itself, should it still be there, goes on with what it was told.
+  wire::meta_register alive = router("1", 15);
+  alive.self.id = gone.id;
+  alive.self.generation = 4;
+  ASSERT_TRUE(restarted.judge(alive));
+  EXPECT_EQ(restarted.judge(alive)->row, *forgotten);
+  // Not with a number that is another's, or that was never issued.
+  alive.self.id = restarted.judge(router("0", 11))->row.id;
+  EXPECT_EQ(restarted.judge(alive)->row.id, gone.id + 1);
+  alive.self.id = gone.id + 50;
+  EXPECT_EQ(restarted.judge(alive)->row.id, gone.id + 1);
+  alive.self.generation = said_generation_max + 1;
+  EXPECT_NE(reason(restarted, alive), "");
+}
+
+// Pods with random names.
+TEST(Membership, OfTooManyNamesThoseThatCameFirstGo) {
+  std::vector<InstanceRow> rows;
+  for (std::uint32_t i = 0; i < instance_rows_max; ++i)
+    rows.push_back({"di-router." + std::to_string(i), 10 + i, 3, 1});
+  Membership members(rows, 1);
+  enter(members, rows, router("0", 1), at_ms(0));
+  members.expect("di-router.1", "", at_ms(0));
+  std::set<std::uint32_t> ids;
+  for (int i = 0; i < 3; ++i) {
+    const auto admission = members.judge(router("new" + std::to_string(i), 7));
+    ASSERT_TRUE(admission) << admission.error().message;
+    ASSERT_TRUE(admission->dropped);
+    EXPECT_EQ(admission->dropped->instance, "di-router." + std::to_string(i + 2));
+    EXPECT_EQ(admission->row.generation, i == 0 ? 1U : 4U);
+    members.hold(*admission);
+    EXPECT_TRUE(ids.insert(admission->row.id).second);
+    EXPECT_GE(admission->row.id, 10 + instance_rows_max);
+    // While the row is written, the name is not one to be dropped or forgotten.
+    EXPECT_FALSE(members.forget(admission->row.instance));
+    members.keep(admission->row);
+    const auto again = members.judge(router("new" + std::to_string(i), 7));
+    ASSERT_TRUE(again);
+    EXPECT_FALSE(again->row_changed);
+    members.admit(*again, at_ms(0));
+  }
+}
+
+TEST(Membership, ANumberIsNobodyElsesWhileItsRowIsWritten) {
+  Membership members({}, 1);
+  const auto first = members.judge(router("0", 1));
+  ASSERT_TRUE(first);
+  members.hold(*first);
+  EXPECT_EQ(members.count(), 0U);
+  const auto second = members.judge(router("1", 2));
+  ASSERT_TRUE(second);
+  EXPECT_NE(second->row.id, first->row.id);
+  wire::meta_register claims = router("2", 3);
+  claims.self.id = first->row.id;
+  claims.self.generation = 1;
+  EXPECT_NE(members.judge(claims)->row.id, first->row.id);
 }
 
 // D03, D05: a rank that would hash or cut its blocks otherwise does not join.

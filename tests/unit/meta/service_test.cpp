@@ -144,6 +144,62 @@ class ServiceTest : public testing::Test {
   }
   bool until(const std::function<bool()>& done) { return loop.run_until(done, patience); }
 
+  // What the service does when the catalogue has answered.
+  using Ask = std::function<Status(Service::Done)>;
+  Status ended(const Ask& ask) {
+    std::optional<Status> end;
+    const Status asked = ask([&end](const Status& status) { end = status; });
+    if (!asked) return asked;
+    EXPECT_TRUE(until([&] { return end.has_value(); }));
+    return end.value_or(Status(Error{Code::timeout, 0, "no answer"}));
+  }
+  Status store_leaves(const std::string& instance, bool leaves) {
+    return ended([&](Service::Done done) {
+      return directory->service->store_leaves(instance, leaves, std::move(done));
+    });
+  }
+  Status forget(const std::string& instance) {
+    return ended([&](Service::Done done) { return directory->service->forget(instance, std::move(done)); });
+  }
+  Result<directory::Index::Given> store_gone(const std::string& instance) {
+    std::optional<directory::Index::Given> gone;
+    const Status end = ended([&](Service::Done done) -> Status {
+      const auto given = directory->service->store_gone(instance, std::move(done));
+      if (!given) return given.error();
+      gone = *given;
+      return {};
+    });
+    if (!end) return end.error();
+    return *gone;
+  }
+  Result<std::uint64_t> backup(const std::string& copy) {
+    std::optional<Result<std::uint64_t>> end;
+    const Status asked =
+        directory->service->backup(copy, [&](const Result<std::uint64_t>& bytes) { end = bytes; });
+    if (!asked) return asked.error();
+    const Status twice = directory->service->backup(copy + "-2", nullptr);
+    EXPECT_EQ(twice.error().code, Code::busy);
+    EXPECT_TRUE(until([&] { return end.has_value(); }));
+    return *end;
+  }
+  // One page in one stripe, on the way to the catalogue.
+  void put(Client& host, const std::string& name) {
+    host.opened.reset();
+    host.committed.reset();
+    Key key;
+    key.raw = sha256(as_bytes(name));
+    host.ask(wire::meta_put_open{Key{}, {wire::PutPage{Key{}, {key}, {1}, 4096}}});
+    ASSERT_TRUE(until([&] { return host.opened.has_value(); }));
+    ASSERT_EQ(host.opened->code, 0);
+    host.ask(wire::meta_put_commit{host.opened->stripe, {}, {}});
+    ASSERT_TRUE(until([&] { return host.committed.has_value(); }));
+  }
+  sqlite::Database other_writer() {
+    auto other = sqlite::Database::open(path, sqlite::Synchronous::normal);
+    EXPECT_TRUE(other) << other.error().message;
+    return *std::move(other);
+  }
+
   static std::vector<Key> keys(int count) {
     std::vector<Key> out(static_cast<std::size_t>(count));
     for (int i = 0; i < count; ++i)
@@ -397,15 +453,179 @@ TEST_F(ServiceTest, ACatalogueThatIsNotWrittenHasNoHeartbeat) {
   EXPECT_GT(directory->service->persister().counters().rows, 0U);
 }
 
+TEST_F(ServiceTest, OthersAreAnsweredWhileARegistrationWaitsForTheCatalogue) {
+  auto router = enter("di-router.0");
+  sqlite::Database other = other_writer();
+  ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
+  Client late(loop, network, "di-kvd.host0", "host");
+  late.join(loop);
+  ASSERT_TRUE(until([&] { return directory->service->waiting() == 1; }));
+  router->ask(wire::meta_match{Key{}, keys(6)});
+  ASSERT_TRUE(until([&] { return router->matched.has_value(); }));
+  // Nor does a drain wait here.
+  EXPECT_TRUE(directory->service->persister().waits());
+  EXPECT_EQ(directory->service->persister().counters().rows, 0U);
+  EXPECT_FALSE(late.registered);
+  // It comes on another connection, as after three seconds without an answer.
+  network.test_cut("meta");
+  ASSERT_TRUE(until([&] { return router->ups == 2; }));
+  EXPECT_EQ(directory->service->waiting(), 1U);
+  ASSERT_TRUE(other.exec("ROLLBACK"));
+  ASSERT_TRUE(until([&] { return late.ups > 0; }));
+  EXPECT_EQ(late.registered->generation, 1U);
+  EXPECT_EQ(directory->service->waiting(), 0U);
+  EXPECT_FALSE(late.refused.has_value());
+}
+
+// A process of the same name is there before the first was written: nobody hears of that one's generation.
+TEST_F(ServiceTest, TheLastProcessOfANameGetsItWhileTheCatalogueIsLocked) {
+  auto router = enter("di-router.0");
+  sqlite::Database other = other_writer();
+  ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
+  Client first(loop, network, "di-kvd.host0", "host");
+  Client second(loop, network, "di-kvd.elsewhere", "host");
+  second.self.instance = first.self.instance;
+  Client third(loop, network, "di-kvd.host1", "host");
+  first.join(loop);
+  ASSERT_TRUE(until([&] { return directory->service->waiting() == 1; }));
+  second.join(loop);
+  third.join(loop);
+  ASSERT_TRUE(until([&] { return first.refused && directory->service->waiting() == 2; }));
+  EXPECT_EQ(first.refused->code, Code::stale);
+  ASSERT_TRUE(other.exec("ROLLBACK"));
+  ASSERT_TRUE(until([&] { return second.ups > 0 && third.ups > 0; }));
+  EXPECT_FALSE(first.registered);
+  EXPECT_NE(second.registered->id, third.registered->id);
+  EXPECT_TRUE(until([&] { return router->members.size() == 4; }));
+  // What was promised is in the file.
+  const std::uint32_t id = second.registered->id;
+  const std::uint32_t generation = second.registered->generation;
+  directory.reset();
+  start();
+  ASSERT_TRUE(until([&] { return second.ups == 2 && third.ups == 2; }));
+  EXPECT_FALSE(second.refused || third.refused);
+  const net::Member* member = directory->service->membership().find(id, generation);
+  ASSERT_NE(member, nullptr);
+  EXPECT_EQ(member->control, "di-kvd.elsewhere");
+}
+
+TEST_F(ServiceTest, ACatalogueThatRefusesIsToldAgainAfterItTook) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  ASSERT_TRUE(until([&] { return store->ack.has_value(); }));
+  sqlite::Database other = other_writer();
+  const Persister& persister = directory->service->persister();
+  testing::internal::CaptureStderr();
+  std::uint64_t failures = 0;
+  for (const char* name : {"first", "second"}) {
+    ASSERT_TRUE(
+        other.exec("CREATE TRIGGER refuses BEFORE INSERT ON stripe"
+                   " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"));
+    put(*host, name);
+    // And once more, of which nothing is said.
+    EXPECT_TRUE(until([&] { return persister.counters().failures >= failures + 2; }));
+    ASSERT_TRUE(other.exec("DROP TRIGGER refuses"));
+    EXPECT_TRUE(until([&] { return !persister.waits(); }));
+    failures = persister.counters().failures;
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  const auto lines = [&log](const std::string& text) {
+    int count = 0;
+    for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_EQ(lines("cannot write stripes"), 2) << log;
+  EXPECT_EQ(lines("stripes are written again"), 2) << log;
+}
+
+TEST_F(ServiceTest, AFleetGoesOnWithADirectoryFromABackup) {
+  auto router = enter("di-router.0");
+  auto gone = enter("di-router.1");
+  const std::string copy = path + "-copy";
+  for (const std::string& file : {copy, copy + "-2"}) unlink(file.c_str());
+  const auto bytes = backup(copy);
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  EXPECT_GT(*bytes, 0U);
+  EXPECT_EQ(backup(copy).error().code, Code::exists);
+  // After it: two that are new, of which one ends, and a new start of one that was there.
+  auto host = enter("di-kvd.host0", "host");
+  auto ended = enter("di-kvd.host1", "host");
+  const std::uint32_t id = host->registered->id;
+  const std::uint32_t last = ended->registered->id;
+  gone.reset();
+  gone = enter("di-router.1");
+  EXPECT_EQ(gone->registered->generation, 2U);
+  directory.reset();
+  ended.reset();
+  gone.reset();
+  for (const char* suffix : {"-wal", "-shm"}) unlink((path + suffix).c_str());
+  ASSERT_EQ(rename(copy.c_str(), path.c_str()), 0);
+  start();
+  ASSERT_TRUE(until([&] { return router->ups == 2 && host->ups == 2; }));
+  EXPECT_FALSE(router->refused || host->refused);
+  EXPECT_EQ(host->endpoint.self().id, id);
+  // Nothing is given out twice.
+  auto store = enter("di-kvd.store0", "store");
+  EXPECT_GT(store->registered->id, std::max(id, last));
+  gone = enter("di-router.1");
+  EXPECT_GT(gone->registered->generation, 2U);
+  EXPECT_TRUE(until([&] { return router->members.size() == 5 && host->members.size() == 5; }));
+}
+
+TEST_F(ServiceTest, AnInstanceOfAnotherCatalogueIsToldToStartAnew) {
+  auto router = enter("di-router.0");
+  directory.reset();
+  for (const char* suffix : {"", "-wal", "-shm"}) unlink((path + suffix).c_str());
+  start();
+  ASSERT_TRUE(until([&] { return router->refused.has_value(); }));
+  EXPECT_EQ(router->refused->code, Code::stale);
+  EXPECT_EQ(directory->service->membership().count(), 1U);
+  router.reset();
+  router = enter("di-router.0");
+  EXPECT_FALSE(router->refused.has_value());
+}
+
+TEST_F(ServiceTest, AForgottenNameIsForgottenForGood) {
+  auto router = enter("di-router.0");
+  const std::uint32_t id = router->registered->id;
+  router.reset();
+  ASSERT_TRUE(until([&] { return directory->service->membership().away().contains("di-router.0"); }));
+  ASSERT_TRUE(forget("di-router.0"));
+  EXPECT_EQ(forget("di-router.0").error().code, Code::not_found);
+  directory.reset();
+  start();
+  router = enter("di-router.0");
+  EXPECT_NE(router->registered->id, id);
+  EXPECT_GT(router->registered->generation, 1U);
+}
+
+// As when a large fleet returns after a restart: each list goes to everybody.
+TEST_F(ServiceTest, ManyChangesAreListedTogether) {
+  auto router = enter("di-router.0");
+  auto host = enter("di-kvd.host0", "host");
+  const auto published = [&] { return directory->service->counters().published; };
+  const std::uint64_t before = published();
+  const Instant begin = loop.monotonic_now();
+  std::uint64_t epoch = directory->service->membership().epoch();
+  for (int i = 1; i <= 301; ++i, ++epoch) {
+    host->client->set_state(static_cast<std::uint8_t>(i % 2));
+    ASSERT_TRUE(until([&] { return directory->service->membership().epoch() > epoch; }));
+  }
+  EXPECT_TRUE(until([&] { return router->members.size() == 3 && router->members[0].state == 1; }));
+  const auto pauses = (loop.monotonic_now() - begin) / publish_every;
+  EXPECT_LE(published() - before, static_cast<std::uint64_t>(pauses) + 2);
+}
+
 TEST_F(ServiceTest, DrainOfAStoreOutlivesTheDirectory) {
   auto store = enter("di-kvd.store0", "store");
-  EXPECT_EQ(directory->service->store_leaves("di-kvd.nobody", true).error().code, Code::not_found);
-  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true));
+  EXPECT_EQ(store_leaves("di-kvd.nobody", true).error().code, Code::not_found);
+  ASSERT_TRUE(store_leaves("di-kvd.store0", true));
   directory.reset();
   start();
   ASSERT_EQ(directory->service->index().places().size(), 1U);
   EXPECT_TRUE(directory->service->index().places()[0].leaves);
-  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", false));
+  ASSERT_TRUE(store_leaves("di-kvd.store0", false));
   directory.reset();
   start();
   EXPECT_TRUE(directory->service->index().places().empty());
@@ -421,14 +641,14 @@ TEST_F(ServiceTest, AStoreThatIsAwayIsShownUntilItIsGivenUp) {
   host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
   ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
   EXPECT_TRUE(until([&] { return directory->service->persister().counters().rows > 0; }));
-  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true));
+  ASSERT_TRUE(store_leaves("di-kvd.store0", true));
   const auto away = [&] { return directory->service->membership().away().contains("di-kvd.store0"); };
   const auto shown = [&] {
     const auto places = directory->service->index().places();
     return std::any_of(places.begin(), places.end(), [](const auto& place) { return place.store; });
   };
   EXPECT_FALSE(away());
-  const Error up = directory->service->store_gone("di-kvd.store0").error();
+  const Error up = store_gone("di-kvd.store0").error();
   EXPECT_EQ(up.code, Code::busy);
   EXPECT_EQ(up.message, "di-kvd.store0 is up: stop it first, or empty it with kv drain di-kvd.store0");
   store.reset();
@@ -438,13 +658,13 @@ TEST_F(ServiceTest, AStoreThatIsAwayIsShownUntilItIsGivenUp) {
   start();
   EXPECT_TRUE(away());
   EXPECT_TRUE(shown());
-  EXPECT_EQ(directory->service->forget("di-kvd.nobody").error().message,
+  EXPECT_EQ(forget("di-kvd.nobody").error().message,
             "no instance 'di-kvd.nobody' is away: there are di-kvd.store0");
-  EXPECT_EQ(directory->service->forget("di-kvd.store0").error().message,
+  EXPECT_EQ(forget("di-kvd.store0").error().message,
             "di-kvd.store0 has 1 columns that may come back: kv drop store di-kvd.store0 gives them up");
-  EXPECT_EQ(directory->service->store_gone("di-kvd.nobody").error().message,
+  EXPECT_EQ(store_gone("di-kvd.nobody").error().message,
             "no store 'di-kvd.nobody' is known: there are di-kvd.store0");
-  const auto given = directory->service->store_gone("di-kvd.store0");
+  const auto given = store_gone("di-kvd.store0");
   ASSERT_TRUE(given);
   EXPECT_EQ(given->columns, 1U);
   EXPECT_EQ(given->stripes, 1U);
@@ -471,7 +691,7 @@ TEST_F(ServiceTest, RepairsGoToAHostAndComeBack) {
   auto other = enter("di-kvd.store1", "store");
   other->ask(wire::meta_inventory{0, true, {}});
   EXPECT_TRUE(until([&] { return other->ack.has_value(); }));
-  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true));
+  ASSERT_TRUE(store_leaves("di-kvd.store0", true));
   ASSERT_TRUE(until([&] { return host->repair.has_value(); }));
   EXPECT_EQ(host->repair->stripe.stripe, host->opened->stripe);
   EXPECT_EQ(host->repair->targets, (std::vector<wire::Column>{{"di-kvd.store1", 0, 0}}));
