@@ -2,10 +2,12 @@
 
 import json
 import pathlib
+import signal
+import socket
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import SURE_HIT, Fleet, main, pieces, script_fleet, words  # noqa: E402
+from fleet import SOURCE, SURE_HIT, Fleet, main, pieces, script_fleet, wait_for, words  # noqa: E402
 
 COUNT = {"match": "count", "pieces": pieces("one", " two", " three")}
 
@@ -187,6 +189,40 @@ def tokenize_and_detokenize():
         fleet.await_idle()
 
 
+def a_planned_stop_cuts_off_no_answer():
+    """What the sockets do not hold of an answer is still sent when the router is asked to stop."""
+    with script_fleet([COUNT], overrides=["di-router:drain.timeout=60s"]) as fleet:
+        vocabulary = json.loads((SOURCE / "etc" / "model-demo" / "tokenizer.json").read_text())["model"]["vocab"]
+        word = max((w for w in vocabulary if w.isascii() and w.isalpha()), key=len)
+        count = 1_000_000
+        body = json.dumps({"tokens": [vocabulary[word]] * count})
+        head = {**fleet.auth(), "Host": "di", "Content-Length": len(body)}
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(60)
+            client.connect(fleet.address)
+            lines = ["POST /detokenize HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", body]
+            client.sendall("\r\n".join(lines).encode())
+            got = bytearray(client.recv(1000))
+            fleet.kill("di-router.0", signal.SIGTERM)
+
+            def refuses():
+                try:
+                    socket.create_connection(fleet.address).close()
+                except ConnectionRefusedError:
+                    return True
+                return False
+
+            wait_for(refuses, "the router to take no more connections")
+            while piece := client.recv(1 << 20):
+                got += piece
+        start, text = bytes(got).split(b"\r\n\r\n", 1)
+        assert start.startswith(b"HTTP/1.1 200 "), start
+        assert json.loads(text)["text"] == word * count
+        wait_for(lambda: not fleet.alive("di-router.0"), "the router to end")
+        assert "gave up waiting" not in fleet.log("di-router.0")
+
+
 if __name__ == "__main__":
     main([whole_and_streamed, sixteen_tokens_unless_asked, tokens_are_what_the_text_was, a_prefix_is_found_again,
-          what_is_refused, tokenize_and_detokenize])
+          what_is_refused, tokenize_and_detokenize, a_planned_stop_cuts_off_no_answer])
