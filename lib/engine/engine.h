@@ -134,7 +134,8 @@ class Engine {
   [[nodiscard]] virtual const Description& describe() const = 0;
 
   // Takes pool room for known_tokens_max tokens; all or nothing.
-  // Errors: busy (no room, or a script refuses), invalid (a token id out of range, too long).
+  // Errors: busy (no room, or a script refuses), invalid (a token id out of range, too long); what counting the
+  // use of a script line says.
   virtual Result<SequenceId> admit(SequenceSpec spec) = 0;
 
   virtual StepResult step(const StepPlan& plan, Instant now) = 0;

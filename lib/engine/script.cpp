@@ -289,7 +289,7 @@ bool ScriptEngine::line_usable(const ScriptLine& line) const {
   return ::access(last.c_str(), F_OK) != 0;
 }
 
-bool ScriptEngine::line_claim(const ScriptLine& line) {
+Result<bool> ScriptEngine::line_claim(const ScriptLine& line) {
   if (line.times == 0) return true;
   if (options_.state_dir.empty()) {
     std::uint32_t& uses = uses_[line.number];
@@ -303,12 +303,17 @@ bool ScriptEngine::line_claim(const ScriptLine& line) {
     const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     if (fd.valid()) return true;
     if (errno != EEXIST) {
-      log_warn("script", "cannot count the use of a line",
-               {{"line", line.number}, {"error", errno_error(path)}});
-      return false;
+      const Error error = errno_error(path);
+      log_warn("script", "cannot count the use of a line", {{"line", line.number}, {"error", error}});
+      return error;
     }
   }
   return false;
+}
+
+bool ScriptEngine::line_claimed(const ScriptLine& line) {
+  const Result<bool> claimed = line_claim(line);
+  return claimed.ok() && *claimed;
 }
 
 bool ScriptEngine::line_matches(const ScriptLine& line, const SequenceSpec& spec) {
@@ -350,7 +355,9 @@ Result<SequenceId> ScriptEngine::admit(SequenceSpec spec) {
   const ScriptLine* line = line_for(spec, 0);
   while (line != nullptr && line->finish == ScriptFinish::refuse) {
     // A use that another request took meanwhile makes the line unusable, so this ends.
-    if (line_claim(*line))
+    const Result<bool> claimed = line_claim(*line);
+    if (!claimed) return claimed.error();
+    if (*claimed)
       return Error{Code::busy, 0, "the script refuses (line " + std::to_string(line->number) + ")"};
     line = line_for(spec, 0);
   }
@@ -471,7 +478,7 @@ void ScriptEngine::crash_if_due(Sequence& sequence) {
   if (sequence.stalled || sequence.over || !sequence.spoke) return;
   if (sequence.line->finish != ScriptFinish::crash || sequence.next_index < sequence.line->pieces.size())
     return;
-  if (line_claim(*sequence.line)) crash(sequence);
+  if (line_claimed(*sequence.line)) crash(sequence);
 }
 
 // Leaves a line whose end another request has used up, for the next one that matches.
@@ -479,7 +486,7 @@ void ScriptEngine::line_settle(Sequence& sequence) {
   while (!sequence.stalled && sequence.next_index >= sequence.line->pieces.size()) {
     const ScriptLine& line = *sequence.line;
     if (line.finish == ScriptFinish::stop || line.finish == ScriptFinish::length) return;
-    if (line.finish != ScriptFinish::refuse && line_claim(line)) {
+    if (line.finish != ScriptFinish::refuse && line_claimed(line)) {
       if (line.finish == ScriptFinish::crash) {
         crash(sequence);
       } else {
@@ -565,7 +572,7 @@ void ScriptEngine::step_row(Sequence& sequence, const StepRow& row, Duration swa
 
   const bool last = sequence.next_index >= line.pieces.size();
   if (last && (line.finish == ScriptFinish::stop || line.finish == ScriptFinish::length)) {
-    line_claim(line);
+    static_cast<void>(line_claimed(line));
     result.finish = line.finish == ScriptFinish::stop ? Finish::stop : Finish::length;
   } else if (sequence.next_index >= sequence.spec.sampling.max_tokens ||
              sequence.spec.tokens.size() >= options_.description.context_tokens_max) {

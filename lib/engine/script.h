@@ -122,7 +122,10 @@ class ScriptEngine final : public Engine {
 
   [[nodiscard]] static bool line_matches(const ScriptLine& line, const SequenceSpec& spec);
   [[nodiscard]] bool line_usable(const ScriptLine& line) const;
-  bool line_claim(const ScriptLine& line);
+  // Takes one of the line's uses; false when none is left.  Errors, which are logged: what making a file says.
+  Result<bool> line_claim(const ScriptLine& line);
+  // The same; with an error the line's end does not happen.
+  bool line_claimed(const ScriptLine& line);
   [[nodiscard]] const ScriptLine* line_for(const SequenceSpec& spec, std::uint32_t after_number) const;
   void line_settle(Sequence& sequence);
   void crash(Sequence& sequence);

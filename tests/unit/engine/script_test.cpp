@@ -360,6 +360,20 @@ TEST(Script, UsesAreRememberedAcrossRestarts) {
   std::filesystem::remove_all(dir);
 }
 
+// The directory went, and with it what counts: the request was tried anew for ever.
+TEST(Script, ARefusalThatCannotBeCountedIsOneAllTheSame) {
+  const std::string dir = testing::TempDir() + "script_no_uses";
+  std::filesystem::remove_all(dir);
+  const auto script = engine(R"({"match":"","finish":"refuse","times":2}
+{"match":"","pieces":[{"text":"a"}]})",
+                             {.description = description(), .state_dir = dir});
+  std::filesystem::remove_all(dir);
+  const auto refused = script->admit(spec("x"));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::not_found);
+  EXPECT_EQ(script->pool_blocks_used(), 0U);
+}
+
 // Prefill of `tokens` tokens: pages of full blocks, cut as given, and the tail.
 std::vector<FakeSource::Page> prefilled(ScriptEngine& script, SequenceId id, std::uint32_t tokens,
                                         const std::vector<std::uint32_t>& cuts) {
