@@ -1,8 +1,10 @@
 """di-up, di-down and di-ctl: starting, supervising, asking and stopping a fleet as a whole."""
 
+import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -311,6 +313,58 @@ def who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten():
         fleet.await_idle()
 
 
+def a_fleet_goes_on_with_a_copy_of_the_catalogue():
+    with Fleet() as fleet, tempfile.TemporaryDirectory() as folder:
+        def rows():
+            return {r["instance"]: r for r in fleet.ctl("show", "fleet")}
+        def all_up():
+            return sorted(rows()) == INSTANCES and all(r["state"] == "up" and r["connected"] for r in rows().values())
+        # A relative name is below the folder of di-ctl, not of di-meta.
+        done = subprocess.run([str(BIN / "di-ctl"), "-r", str(fleet.run.resolve()), "-j", "backup", "copy"], cwd=folder,
+                              capture_output=True, text=True, timeout=60 * PATIENCE)
+        assert done.returncode == 0, done
+        copy = pathlib.Path(folder) / "copy"
+        made = json.loads(done.stdout)
+        assert pathlib.Path(made["file"]).samefile(copy) and made["bytes"] == copy.stat().st_size, made
+        done = ctl(fleet, "backup", str(copy))
+        assert done.returncode == 1 and "it is there" in done.stderr, done
+        # One starts anew after it, and di-meta is lost with its catalogue.
+        fleet.kill("di-decode.0")
+        wait_for(lambda: not fleet.alive("di-decode.0"), "the end of di-decode.0")
+        assert up_again(fleet).returncode == 0
+        wait_for(all_up, "everybody")
+        before = {instance: (row["id"], row["generation"]) for instance, row in rows().items()}
+        fleet.kill("di-meta.0")
+        wait_for(lambda: not fleet.alive("di-meta.0"), "the end of di-meta.0")
+        for suffix in ("-wal", "-shm"):
+            (fleet.run / f"di-meta.0.catalogue{suffix}").unlink(missing_ok=True)
+        shutil.copy(copy, fleet.run / "di-meta.0.catalogue")
+        assert up_again(fleet).returncode == 0
+        wait_for(all_up, "everybody to go on")
+        after = {instance: (row["id"], row["generation"]) for instance, row in rows().items()}
+        assert after.pop("di-meta.0") > before.pop("di-meta.0") and after == before, (before, after)
+        assert fleet.chat("hello", temperature=0, max_tokens=4).status == 200
+
+
+def a_fleet_starts_anew_when_its_catalogue_was_moved_away():
+    with Fleet(supervise=True) as fleet:
+        before = {instance: fleet.pid(instance) for instance in INSTANCES}
+        # Between its end and its next start by the supervisor.
+        catalogue = fleet.run / "di-meta.0.catalogue"
+        os.kill(fleet.pid("di-meta.0"), signal.SIGSTOP)
+        for suffix in ("", "-wal", "-shm"):
+            pathlib.Path(f"{catalogue}{suffix}").unlink(missing_ok=True)
+        fleet.kill("di-meta.0")
+        # Nobody stays behind in the cluster that was.
+        wait_for(lambda: all(fleet.alive(i) and fleet.pid(i) != before[i] for i in INSTANCES), "everybody to start anew")
+        def all_up():
+            rows = fleet.ctl("show", "fleet", check=False)
+            return sorted(r["instance"] for r in rows) == INSTANCES and all(
+                r["state"] == "up" and r["connected"] for r in rows)
+        wait_for(all_up, "everybody")
+        assert "di-meta has another catalogue since it started" in fleet.log("di-router.0")
+
+
 def an_error_of_a_command_says_what_to_do():
     with Fleet() as fleet:
         for command, why in (
@@ -522,6 +576,8 @@ main([
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
     who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten,
+    a_fleet_goes_on_with_a_copy_of_the_catalogue,
+    a_fleet_starts_anew_when_its_catalogue_was_moved_away,
     an_error_of_a_command_says_what_to_do,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended,
