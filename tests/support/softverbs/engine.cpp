@@ -56,6 +56,7 @@ Nic& nic() {
       const std::string name = "softverbs" + std::to_string(i);
       std::copy(name.begin(), name.end(), device.name);
       std::copy(name.begin(), name.end(), device.dev_name);
+      fresh->device[i].gid_last = static_cast<std::uint8_t>(i + 1);
     }
     return fresh;
   }();
@@ -124,7 +125,20 @@ void complete_send(Qp& qp, const Send& send, ibv_wc_status status) {
   wc.opcode = send.opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ
               : is_write(send.opcode)         ? IBV_WC_RDMA_WRITE
                                               : IBV_WC_SEND;
+  if (qp.holding) {
+    qp.held.push_back(std::move(completion));
+    return;
+  }
   push_completion(*object<Cq>(qp.base.send_cq), std::move(completion), false);
+}
+
+void let_all_go() {
+  for (const auto& [number, qp] : nic().qps) {
+    qp->holding = false;
+    for (; !qp->held.empty(); qp->held.pop_front()) {
+      push_completion(*object<Cq>(qp->base.send_cq), std::move(qp->held.front()), false);
+    }
+  }
 }
 
 void complete_receive(Qp& qp, std::uint64_t id, ibv_wc_status status, ibv_wc_opcode opcode,
@@ -281,7 +295,17 @@ Asking asking_of(const Qp& qp, const Send& send) {
           send.address,          send.rkey};
 }
 
+namespace {
+
+bool port_passes(const Qp& qp) {
+  const Device& device = *context_of(qp.base.context)->device;
+  return device.up && device.path;
+}
+
+}  // namespace
+
 Outcome admit(const Qp& target, const Asking& asking) {
+  if (!port_passes(target)) return Outcome::dropped;
   const bool answers = target.base.state == IBV_QPS_RTR || target.base.state == IBV_QPS_RTS;
   if (!answers || target.attr.dest_qp_num != asking.qpn || target.attr.rq_psn != asking.psn)
     return Outcome::dropped;
@@ -374,6 +398,10 @@ void begin_send(Qp& qp) {
     n.lose_at.reset();
     send.lost = true;
   }
+  if (n.hold_at == n.begun) {
+    n.hold_at.reset();
+    qp.holding = true;
+  }
 }
 
 namespace {
@@ -453,6 +481,10 @@ bool advance(Lock& lock, Qp& qp) {
   }
   if (send.opcode == IBV_WR_RDMA_READ && qp.attr.max_rd_atomic == 0) {
     end_send(qp, IBV_WC_LOC_QP_OP_ERR);
+    return true;
+  }
+  if (!port_passes(qp)) {
+    settle_send(qp, Outcome::dropped);
     return true;
   }
   const auto target = n.qps.find(qp.attr.dest_qp_num);
@@ -576,6 +608,14 @@ void flip_next(std::size_t bytes_min) {
   const Lock lock(nic().mutex);
   nic().flip_min = bytes_min;
 }
+void hold_nth(std::uint64_t nth) {
+  const Lock lock(nic().mutex);
+  nic().hold_at = nic().begun + nth;
+}
+void let_go() {
+  const Lock lock(nic().mutex);
+  let_all_go();
+}
 void set_delay(double chance) {
   const Lock lock(nic().mutex);
   nic().delay = chance;
@@ -598,8 +638,20 @@ void set_port(std::size_t device, bool up) {
     push_event(*context, event);
   }
 }
+void set_path(std::size_t device, bool whole) {
+  const Lock lock(nic().mutex);
+  DI_ASSERT(device < devices);
+  nic().device[device].path = whole;
+}
+void set_gid(std::size_t device, std::uint8_t last) {
+  const Lock lock(nic().mutex);
+  DI_ASSERT(device < devices);
+  nic().device[device].gid_last = last;
+}
 void no_faults() {
   const Lock lock(nic().mutex);
+  nic().hold_at.reset();
+  let_all_go();
   nic().fail_at.reset();
   nic().lose_at.reset();
   nic().flip_min.reset();

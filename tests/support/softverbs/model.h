@@ -38,6 +38,8 @@ inline constexpr std::size_t eager_bytes_max = 4096;
 struct Device {
   ibv_device base{};
   bool up = true;
+  bool path = true;
+  std::uint8_t gid_last = 0;
 };
 
 struct Cq;
@@ -84,6 +86,7 @@ struct Cq {
   bool overrun = false;
   std::size_t users = 0;
   unsigned unacked = 0;
+  unsigned async_unacked = 0;
 };
 
 struct Recv {
@@ -136,6 +139,9 @@ struct Qp {
   std::size_t recvs_used = 0;
   unsigned busy = 0;
   unsigned wanted = 0;  // by those who wait until it is not busy: nothing new begins
+  unsigned async_unacked = 0;
+  bool holding = false;  // completions of sends, in `held`
+  std::deque<Completion> held;
   // Between processes: sockets, see wire.cpp.
   std::uint64_t listener = 0;
   std::uint64_t out = 0;
@@ -181,6 +187,7 @@ struct Nic {
   std::optional<std::uint64_t> fail_at;
   ibv_wc_status fail_with = IBV_WC_GENERAL_ERR;
   std::optional<std::uint64_t> lose_at;
+  std::optional<std::uint64_t> hold_at;
   std::optional<std::size_t> flip_min;
   double delay = 0;
   bool tear = false;

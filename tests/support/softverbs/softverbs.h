@@ -30,13 +30,21 @@ void run_all();
 void fail_nth(std::uint64_t nth, int wc_status);  // before a byte is moved
 void lose_completion_nth(std::uint64_t nth);      // its bytes arrive; nobody is told
 void flip_next(std::size_t bytes_min);            // a bit of the next payload that is at least that long
+// Its bytes arrive; its completion, and those of what its queue pair does later, wait for let_go().
+void hold_nth(std::uint64_t nth);
+void let_go();
 // Deterministic: chance that a work request rests for some steps.
 void set_delay(double chance);
 // Deterministic: a WRITE or a READ of more than 2 bytes becomes visible in two steps.
 void set_tear(bool tear);
-// Port 1 of a device: IBV_EVENT_PORT_ERR or IBV_EVENT_PORT_ACTIVE, and the state that query_port tells.
+// Port 1 of a device: IBV_EVENT_PORT_ERR or IBV_EVENT_PORT_ACTIVE, and the state that query_port tells.  Nothing
+// gets out or in while it is down.
 void set_port(std::size_t device, bool up);
-void no_faults();
+// The same, and nobody is told: a path that is broken beyond the next switch.
+void set_path(std::size_t device, bool whole);
+// The last byte of the GID of a device's port.  Who connects to another one finds no route.
+void set_gid(std::size_t device, std::uint8_t last);
+void no_faults();  // but those of ports and GIDs
 
 struct Counts {
   std::uint64_t begun = 0;  // work requests that began to move

@@ -1,4 +1,5 @@
 // What libibverbs exports, and what it reaches through ibv_context.ops.
+#include <endian.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -50,7 +51,7 @@ ibv_gid gid_of(const Device& device) {
   ibv_gid gid{};
   gid.raw[0] = 0xfe;
   gid.raw[1] = 0x80;
-  gid.raw[15] = static_cast<std::uint8_t>(&device - nic().device + 1);
+  gid.raw[15] = device.gid_last;
   return gid;
 }
 
@@ -263,10 +264,27 @@ void wait_idle(Lock& lock, Qp& qp) {
   --qp.wanted;
 }
 
+// Where the events of an object are counted that were got and not acknowledged; null: an event of a port.
+unsigned* unacked_of(const ibv_async_event& event) {
+  if (event.event_type == IBV_EVENT_CQ_ERR) return &object<Cq>(event.element.cq)->async_unacked;
+  if (event.event_type == IBV_EVENT_QP_ACCESS_ERR) return &object<Qp>(event.element.qp)->async_unacked;
+  return nullptr;
+}
+
+// As the real one: what nobody got goes with the object, what was got is waited for.
+void end_events(Lock& lock, ibv_context* base, const unsigned& unacked) {
+  const auto gone = std::erase_if(
+      context_of(base)->events, [&](const ibv_async_event& event) { return unacked_of(event) == &unacked; });
+  for (std::size_t i = 0; i < gone; ++i) DI_ASSERT(take_one(base->async_fd));
+  nic().idle.wait(lock, [&] { return unacked == 0; });
+}
+
 void reset(Qp& qp) {
   qp.sends.clear();
   qp.recvs.clear();
   qp.awaited = 0;
+  qp.holding = false;
+  qp.held.clear();
   qp.recvs_used = 0;
   qp.freed = qp.posted;
   forget_completions(*object<Cq>(qp.base.send_cq), qp);
@@ -293,7 +311,7 @@ const char* ibv_get_device_name(ibv_device* device) {
   return device->name;
 }
 __be64 ibv_get_device_guid(ibv_device* device) {
-  return gid_of(*object<Device>(device)).global.interface_id;
+  return htobe64(static_cast<std::uint64_t>(ibv_get_device_index(device)) + 1);
 }
 int ibv_get_device_index(ibv_device* device) {
   return static_cast<int>(object<Device>(device) - nic().device);
@@ -383,6 +401,7 @@ int ibv_query_port(ibv_context* context, std::uint8_t port, _compat_ibv_port_att
 
 int ibv_query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) {
   if (port != 1 || index != 0) return EINVAL;
+  const Lock lock = lock_nic();
   *gid = gid_of(*context_of(context)->device);
   return 0;
 }
@@ -505,6 +524,7 @@ int ibv_destroy_cq(ibv_cq* base) {
   }
   // As the real one: waits for the acknowledgement of every event that was got.
   nic().idle.wait(lock, [&] { return cq->unacked == 0; });
+  end_events(lock, base->context, cq->async_unacked);
   count_object(base->context, -1);
   delete cq;
   return 0;
@@ -634,6 +654,7 @@ int ibv_destroy_qp(ibv_qp* base) {
   nic().qps.erase(base->qp_num);
   wait_idle(lock, *qp);
   reset(*qp);
+  end_events(lock, base->context, qp->async_unacked);
   wire_close(*qp);
   --object<Pd>(base->pd)->users;
   --object<Cq>(base->send_cq)->users;
@@ -647,14 +668,25 @@ int ibv_destroy_qp(ibv_qp* base) {
 // ---- events and words
 
 int ibv_get_async_event(ibv_context* base, ibv_async_event* event) {
-  if (!take_one(base->async_fd)) return -1;
-  const Lock lock = lock_nic();
-  Context* context = context_of(base);
-  *event = context->events.front();
-  context->events.pop_front();
-  return 0;
+  while (true) {
+    if (!take_one(base->async_fd)) return -1;
+    const Lock lock = lock_nic();
+    Context* context = context_of(base);
+    if (context->events.empty()) continue;
+    *event = context->events.front();
+    context->events.pop_front();
+    if (unsigned* unacked = unacked_of(*event)) ++*unacked;
+    return 0;
+  }
 }
-void ibv_ack_async_event(ibv_async_event*) {}
+void ibv_ack_async_event(ibv_async_event* event) {
+  const Lock lock = lock_nic();
+  unsigned* unacked = unacked_of(*event);
+  if (unacked == nullptr) return;
+  DI_ASSERT(*unacked > 0);
+  --*unacked;
+  nic().idle.notify_all();
+}
 
 const char* ibv_wc_status_str(ibv_wc_status status) {
   switch (status) {

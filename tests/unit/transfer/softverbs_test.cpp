@@ -565,6 +565,63 @@ TEST_F(SoftverbsTest, port_goes_down_and_says_so) {
   EXPECT_EQ(a->async_event(), IBV_EVENT_PORT_ACTIVE);
 }
 
+TEST_F(SoftverbsTest, nothing_gets_out_of_a_port_that_is_down_or_into_it) {
+  for (const std::size_t down : {0u, 1u}) {
+    make();
+    set_port(down, false);
+    ASSERT_EQ(a->post(IBV_WR_RDMA_WRITE, 1, 0, 8, b->address(0), b->mr->rkey), 0);
+    EXPECT_EQ(run_and_poll(*a), IBV_WC_RETRY_EXC_ERR);
+    set_port(down, true);
+    a.reset();
+    b.reset();
+  }
+  make();
+  set_path(1, false);
+  ASSERT_EQ(a->post(IBV_WR_RDMA_WRITE, 1, 0, 8, b->address(0), b->mr->rkey), 0);
+  EXPECT_EQ(run_and_poll(*a), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_FALSE(b->async_event().has_value()) << "nobody is told";
+  set_path(1, true);
+}
+
+TEST_F(SoftverbsTest, gid_is_what_it_is_now) {
+  make();
+  const ibv_gid before = b->gid();
+  set_gid(1, 9);
+  EXPECT_EQ(b->gid().raw[15], 9);
+  Side c;
+  EXPECT_EQ(c.to_init(), 0);
+  EXPECT_EQ(c.to_rtr(b->qp->qp_num, before), EINVAL) << "no route";
+  EXPECT_EQ(c.to_rtr(b->qp->qp_num, b->gid()), 0);
+  set_gid(1, before.raw[15]);
+}
+
+TEST_F(SoftverbsTest, events_of_an_object_go_with_it) {
+  make();
+  ASSERT_EQ(a->post(IBV_WR_RDMA_WRITE, 1, 0, 8, b->address(0), b->mr->rkey + 1), 0);
+  run_all();
+  ibv_destroy_qp(b->qp);
+  b->qp = nullptr;
+  EXPECT_FALSE(b->async_event().has_value());
+  set_port(1, false);
+  EXPECT_EQ(b->async_event(), IBV_EVENT_PORT_ERR) << "others stay";
+  set_port(1, true);
+}
+
+TEST_F(SoftverbsTest, held_completions_come_in_their_order) {
+  make();
+  hold_nth(1);
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    a->bytes[0] = static_cast<unsigned char>(id);
+    ASSERT_EQ(a->post(IBV_WR_RDMA_WRITE, id, 0, 1, b->address(id), b->mr->rkey), 0);
+  }
+  run_all();
+  EXPECT_FALSE(a->poll_one().has_value());
+  EXPECT_EQ(b->bytes[2], 2) << "the bytes are there";
+  let_go();
+  EXPECT_EQ(a->poll_one()->wr_id, 1u);
+  EXPECT_EQ(a->poll_one()->wr_id, 2u);
+}
+
 TEST_F(SoftverbsTest, torn_write_is_half_there_before_its_completion) {
   make();
   set_tear(true);
