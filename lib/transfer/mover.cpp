@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -109,10 +110,17 @@ void Mover::run() {
     int timeout_ms = timed() ? static_cast<int>(to_ms(sweep_every)) : -1;
     const Duration held = budget_.ready_at(now_) - now_;
     if (held.count() > 0) timeout_ms = std::clamp(static_cast<int>(to_ms(held)) + 1, 1, 10);
+    if (!again_.empty()) timeout_ms = 0;
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
     DI_ASSERT(count >= 0 || errno == EINTR);
     now_ = clock_.now();
     carry_out_all();
+    for (const std::uint64_t id : std::exchange(again_, {})) {
+      const auto at = open_.find(id);
+      if (at == open_.end()) continue;
+      at->second->again = false;
+      on_event(*at->second, 0);
+    }
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       if (event.data.u64 == command_event) continue;
@@ -534,13 +542,18 @@ void Mover::on_event(Connection& connection, std::uint32_t events) {
     return;
   }
   if ((events & EPOLLOUT) != 0) flush(connection);
-  bool readable = (events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0;
-  // What a stopped connection has in its input buffer raises no event.
-  while (!connection.closed && (readable || (connection.stopped && !connection.full()))) {
-    readable = false;
+  if (connection.closed) return;
+  const bool readable = (events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0;
+  if (readable || (connection.stopped && !connection.full())) {
     receive(connection);
-    if (!connection.closed) flush(connection);
+    if (connection.closed) return;
+    flush(connection);
   }
+  // What a stopped connection has in its input buffer raises no event.  It goes on in the next turn, for it may
+  // ask as fast as it is answered, and others have to have theirs.
+  if (connection.closed || !connection.stopped || connection.full() || connection.again) return;
+  connection.again = true;
+  again_.push_back(connection.id);
 }
 
 void Mover::flush(Connection& connection) {

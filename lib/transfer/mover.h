@@ -176,6 +176,7 @@ class Mover {
     bool greeted = false;
     bool closed = false;
     bool stopped = false;  // not read, for too many answers wait to be sent
+    bool again = false;    // in again_
     Link* link = nullptr;  // of a dialled one, while the link is there
     Peer peer;
     Instant until;  // of the greeting
@@ -262,6 +263,7 @@ class Mover {
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> open_;
   std::vector<std::unique_ptr<Connection>> ended_;  // until nobody can hold them any more
   std::size_t greetings_ = 0;
+  std::vector<std::uint64_t> again_;  // connections that may be read from, though no event says so
   std::uint64_t next_connection_ = 2;
   Instant swept_at_;
 

@@ -144,6 +144,55 @@ TEST_F(TcpTest, silent_connections_are_few_and_do_not_stay) {
   greet();
 }
 
+// Requests that are refused as fast as they come, and their answers are taken: there is always more to read.
+TEST_F(TcpTest, peer_that_asks_without_end_leaves_others_their_turn) {
+  const Fd fd = greet();
+  Frame frame;
+  frame.kind = FrameKind::read;
+  frame.transfer = 9;
+  frame.slot = {0, 1};
+  frame.bytes = 1;
+  Bytes requests;
+  for (int i = 0; i < 4096; ++i) {
+    const Bytes one = bytes_of(frame, {});
+    requests.insert(requests.end(), one.begin(), one.end());
+  }
+  std::size_t sent = 0;
+  Bytes answers(1 << 20);
+  const auto ask = [&] {
+    for (int i = 0; i < 16; ++i) {
+      const ssize_t n =
+          ::send(fd.get(), requests.data() + sent, requests.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n > 0) sent = (sent + static_cast<std::size_t>(n)) % requests.size();
+      [[maybe_unused]] const ssize_t taken = ::recv(fd.get(), answers.data(), answers.size(), MSG_DONTWAIT);
+    }
+  };
+  const auto until_asking = [&](const std::function<bool()>& met) {
+    const Instant end = loop.monotonic_now() + seconds(20);
+    while (!met()) {
+      if (loop.monotonic_now() > end) return false;
+      ask();
+      loop.run_ready();
+    }
+    return true;
+  };
+  ASSERT_TRUE(until_asking([&] { return fabric->counters().refused_transfer > 10000; }));
+  const Peer third{"di-kvd.host2", 1};
+  TcpOptions options;
+  options.self = third;
+  auto other = *make_tcp_fabric(loop, options);
+  std::optional<Code> code;
+  other->set_events(
+      {[&](const Peer& peer) { other->ticket(peer, fabric->endpoint(), *fabric->grant(third, false)); },
+       [&](OpId, Code told) { code = told; },
+       {}});
+  ASSERT_TRUE(fabric->expose(third, 1, Access::write, {{0, 1}}).ok());
+  const Bytes bytes(64, std::byte{1});
+  ASSERT_TRUE(other->write(here, 1, {{0, 1}, 0, bytes.size()}, bytes, Class::handover).ok());
+  EXPECT_TRUE(until_asking([&] { return code.has_value(); }));
+  EXPECT_EQ(code, Code::ok);
+}
+
 TEST_F(TcpTest, ticket_for_sealed_frames_opens_no_connection_in_clear) {
   const Fd fd = connect();
   say(fd, hello_of(*fabric->grant(there, true), there));
