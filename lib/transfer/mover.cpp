@@ -459,7 +459,7 @@ void Mover::accept_all() {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
     }
     if (!fd || !fd->valid()) return;
-    if (greetings_ >= options_.greetings_max || open_.size() >= connections_max) {
+    if ((greetings_ >= options_.greetings_max || open_.size() >= connections_max) && !drop_silent()) {
       count(&FabricCounters::refused_connections);
       continue;
     }
@@ -468,6 +468,19 @@ void Mover::accept_all() {
     ++greetings_;
     arm(connection);
   }
+}
+
+// Makes room for one that came: the oldest that has shown nothing yet goes, which a peer of ours does at once.
+bool Mover::drop_silent() {
+  Connection* oldest = nullptr;
+  for (const auto& [id, connection] : open_) {
+    if (connection->dialled || connection->granted || (oldest != nullptr && oldest->id < id)) continue;
+    oldest = connection.get();
+  }
+  if (oldest == nullptr) return false;
+  count(&FabricCounters::refused_connections);
+  close(*oldest);
+  return true;
 }
 
 Mover::Connection& Mover::add_connection(Fd fd) {

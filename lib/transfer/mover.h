@@ -225,6 +225,7 @@ class Mover {
   void close(Connection& connection);
   void arm(Connection& connection);
   void on_event(Connection& connection, std::uint32_t events);
+  [[nodiscard]] bool drop_silent();
   void receive(Connection& connection);
   void flush(Connection& connection);
   // False when the connection was closed.

@@ -9,7 +9,7 @@
 // (other direction, a slot that the transfer does not open), stale, invalid (bounds).
 //
 // Owner: the loop thread.  Bounds: transfer/fabric.h; units of max_unit_bytes, window_bytes on the way to
-// or from a peer, greetings_max connections that have not shown a ticket yet.
+// or from a peer, greetings_max connections that have not shown a ticket yet, of which the oldest goes when another comes.
 #pragma once
 
 #include <memory>

@@ -39,7 +39,7 @@ void Verbs::accept_all() {
       arm_sweep();
     }
     if (!fd || !fd->valid()) return;
-    if (greetings_ >= options_.greetings_max || connections_.size() >= connections_max) {
+    if ((greetings_ >= options_.greetings_max || connections_.size() >= connections_max) && !drop_silent()) {
       ++counters_.refused_connections;
       continue;
     }
@@ -49,6 +49,17 @@ void Verbs::accept_all() {
     arm_sweep();
     arm(connection);
   }
+}
+
+// As in transfer/mover.cpp.
+bool Verbs::drop_silent() {
+  const auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const auto& entry) {
+    return !entry.second->dialled && !entry.second->granted;
+  });
+  if (oldest == connections_.end()) return false;
+  ++counters_.refused_connections;
+  close(*oldest->second);
+  return true;
 }
 
 Connection& Verbs::add_connection(Fd fd) {

@@ -273,6 +273,7 @@ class Verbs final : public VerbsFabric {
 
   // Connections.
   void accept_all();
+  [[nodiscard]] bool drop_silent();
   Connection& add_connection(Fd fd);
   void close(Connection& connection);
   void arm(Connection& connection);

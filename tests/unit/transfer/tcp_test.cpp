@@ -144,6 +144,26 @@ TEST_F(TcpTest, silent_connections_are_few_and_do_not_stay) {
   greet();
 }
 
+TEST_F(TcpTest, silent_connections_keep_nobody_out) {
+  TcpOptions options;
+  options.greetings_max = 4;
+  options.ticket_life = seconds(20);
+  start(options);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 10; ++i) silent.push_back(connect());
+  ASSERT_TRUE(until([&] { return fabric->counters().refused_connections == 6; }));
+  greet();
+  // Who has shown a ticket is not among those that go.
+  const Fd slow = connect();
+  const Bytes hello = hello_of(*fabric->grant(there, false), there);
+  say(slow, ByteView(hello).first(hello.size() - 1));
+  ASSERT_TRUE(until([&] { return fabric->gauges().tickets == 0; }));
+  for (int i = 0; i < 10; ++i) silent.push_back(connect());
+  ASSERT_TRUE(until([&] { return fabric->counters().refused_connections >= 15; }));
+  say(slow, ByteView(hello).last(1));
+  EXPECT_EQ(answer(slow)->kind, FrameKind::welcome);
+}
+
 // Requests that are refused as fast as they come, and their answers are taken: there is always more to read.
 TEST_F(TcpTest, peer_that_asks_without_end_leaves_others_their_turn) {
   const Fd fd = greet();

@@ -9,6 +9,7 @@
 #include "loop/loop.h"
 #include "tests/support/softverbs/softverbs.h"
 #include "tests/unit/transfer/world.h"
+#include "transfer/address.h"
 #include "transfer/frame.h"
 
 namespace di::transfer {
@@ -16,13 +17,19 @@ namespace {
 
 constexpr int retry_exceeded = 12;  // IBV_WC_RETRY_EXC_ERR
 
-// Two nodes, step by step; nothing moves that is not let move.
+// Two nodes, or three, step by step; nothing moves that is not let move.
 struct VerbsFabricTest : testing::Test {
   VerbsFabricTest() { softverbs::run_deterministic(1); }
   ~VerbsFabricTest() override {
     a.fabric.reset();
     b.fabric.reset();
+    c.fabric.reset();
     softverbs::no_faults();
+    for (std::size_t device = 0; device < 2; ++device) {
+      softverbs::set_port(device, true);
+      softverbs::set_path(device, true);
+      softverbs::set_gid(device, static_cast<std::uint8_t>(device + 1));
+    }
     EXPECT_EQ(softverbs::counts().objects, 0u);
     softverbs::run_threaded();
   }
@@ -42,13 +49,19 @@ struct VerbsFabricTest : testing::Test {
     options.cancel_wait = seconds(10);
     return options;
   }
-  std::string start(Node& node, const VerbsFabricOptions& options) {
+  void start(Node& node, const VerbsFabricOptions& options) {
     auto made = make_verbs_fabric(loop, options);
-    EXPECT_TRUE(made.ok()) << made.error().message;
-    if (!made) return {};
-    const std::string endpoint = (*made)->endpoint();
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    endpoints[node.self] = (*made)->endpoint();
     node.fabric = *std::move(made);
-    return endpoint;
+    node.fabric->set_events(
+        {[this, &node](const Peer& peer) {
+           node.wanted.push_back(peer);
+           Node& other = peer == b.self ? b : c;
+           node.fabric->ticket(peer, endpoints.at(peer), *other.fabric->grant(node.self, false));
+         },
+         [&node](OpId op, Code code) { node.done[op].push_back(code); },
+         [&node](const Peer& peer, TransferId transfer) { node.concealed.emplace_back(peer, transfer); }});
   }
   void start_both() {
     start_both([](VerbsFabricOptions&) {});
@@ -59,16 +72,7 @@ struct VerbsFabricTest : testing::Test {
     change(of_a);
     change(of_b);
     start(a, of_a);
-    const std::string endpoint = start(b, of_b);
-    for (Node* node : {&a, &b}) {
-      node->fabric->set_events(
-          {[this, node, endpoint](const Peer& peer) {
-             node->wanted.push_back(peer);
-             node->fabric->ticket(peer, endpoint, *b.fabric->grant(node->self, false));
-           },
-           [node](OpId op, Code code) { node->done[op].push_back(code); },
-           [node](const Peer& peer, TransferId transfer) { node->concealed.emplace_back(peer, transfer); }});
-    }
+    start(b, of_b);
     ASSERT_TRUE(b.fabric->expose(a.self, 1, Access::write, {{0, 1}}).ok());
     ASSERT_TRUE(b.fabric->expose(a.self, 2, Access::read, {{1, 1}}).ok());
   }
@@ -107,9 +111,18 @@ struct VerbsFabricTest : testing::Test {
     turn();
   }
 
+  // Whatever can happen has happened.
+  void come_to_rest() {
+    do {
+      turn();
+    } while (softverbs::step());
+  }
+
   loop::Loop loop;
   Node a;
   Node b;
+  Node c;
+  std::map<Peer, std::string> endpoints;
 };
 
 TEST_F(VerbsFabricTest, cancelled_memory_is_in_quarantine_until_its_units_are_answered) {
@@ -203,6 +216,14 @@ TEST_F(VerbsFabricTest, lost_completion_ends_as_a_stall) {
   EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::ok);
 }
 
+TEST_F(VerbsFabricTest, silent_connections_keep_nobody_out) {
+  start_both([](VerbsFabricOptions& options) { options.greetings_max = 4; });
+  std::vector<Fd> silent;
+  for (int i = 0; i < 10; ++i) silent.push_back(*data_connect(endpoints.at(b.self)));
+  ASSERT_TRUE(until_without_device([&] { return b.fabric->counters().refused_connections == 6; }));
+  EXPECT_EQ(finished(write(Bytes(8, std::byte{1}))), Code::ok);
+}
+
 TEST_F(VerbsFabricTest, operation_that_is_not_done_in_time_ends_as_timeout) {
   start_both([](VerbsFabricOptions& options) {
     options.op_wait = milliseconds(1000);
@@ -259,7 +280,6 @@ TEST_F(VerbsFabricTest, memory_behind_a_descriptor_is_registered_by_it) {
   const Bytes bytes(1 << 20, std::byte{5});
   EXPECT_EQ(finished(write(bytes)), Code::ok);
   EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), b.region.slot(0).begin()));
-  Node c;
   VerbsFabricOptions beyond = options_of(c, "di-kvd.c");
   beyond.memory[0].dmabuf = c.region.fd.get();
   beyond.memory[0].dmabuf_offset = 1;
