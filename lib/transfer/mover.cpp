@@ -513,7 +513,12 @@ void Mover::close(Connection& connection) {
     return;
   }
   link->state = LinkState::idle;
+  // What was measured, of a stall mostly, says nothing of the next connection.
   link->busy_from.reset();
+  link->busy = Duration(0);
+  link->busy_bytes = 0;
+  link->bytes_per_s = 0;
+  tell(Rate{link->peer, 0});
   link->under_way.clear();
   link->under_way_bytes = 0;
   end_ops(*link, true);

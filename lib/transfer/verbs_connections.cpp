@@ -97,7 +97,12 @@ void Verbs::close(Connection& connection) {
   Link* link = std::exchange(connection.link, nullptr);
   if (link == nullptr) return;
   link->under_way_bytes = 0;
+  // What was measured, of a stall mostly, says nothing of the next connection.
   link->busy_from.reset();
+  link->busy = Duration(0);
+  link->busy_bytes = 0;
+  link->bytes_per_s = 0;
+  if (const auto peer = peers_.find(link->peer); peer != peers_.end()) peer->second.bytes_per_s = 0;
   if (link->connection != &connection) return;
   link->connection = nullptr;
   if (link->state != State::up) {

@@ -441,6 +441,18 @@ TEST_F(LinkTest, connection_on_which_nothing_moves_is_given_up) {
   EXPECT_TRUE(until([&] { return write(bytes) == Code::ok; }));
 }
 
+TEST_F(LinkTest, rate_is_forgotten_with_the_connection_that_stalled) {
+  TcpOptions options;
+  options.stall_max = milliseconds(200);
+  join(options);
+  const Bytes bytes(test_slot_bytes, std::byte{1});
+  for (int i = 0; i < 1000 && fabric->link(there).bytes_per_s == 0; ++i) ASSERT_EQ(write(bytes), Code::ok);
+  ASSERT_GT(fabric->link(there).bytes_per_s, 0);
+  proxy->hole = true;
+  EXPECT_EQ(write(bytes), Code::unreachable);
+  EXPECT_EQ(fabric->link(there).bytes_per_s, 0) << "a guess is better than a stall";
+}
+
 TEST_F(LinkTest, operation_that_takes_too_long_ends_as_timeout) {
   TcpOptions options;
   options.op_wait = milliseconds(200);

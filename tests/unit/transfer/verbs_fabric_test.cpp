@@ -211,8 +211,11 @@ TEST_F(VerbsFabricTest, failed_request_ends_what_had_begun_and_the_next_connects
 TEST_F(VerbsFabricTest, lost_completion_ends_as_a_stall) {
   start_both([](VerbsFabricOptions& options) { options.stall_max = milliseconds(1000); });
   connect();
+  for (int i = 0; i < 10000 && a.fabric->link(b.self).bytes_per_s == 0; ++i) connect();
+  EXPECT_GT(a.fabric->link(b.self).bytes_per_s, 0);
   softverbs::lose_completion_nth(2);  // of the data: no answer ever comes
   EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::unreachable);
+  EXPECT_EQ(a.fabric->link(b.self).bytes_per_s, 0) << "of the next one nothing is known";
   EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::ok);
 }
 
