@@ -102,12 +102,21 @@ bool Verbs::on_completion(Lane& lane, const VerbsCompletion& completion) {
       if (!served(lane, index)) return false;
       break;
   }
-  while (!lane.deferred.empty() && lane.sends_out + 2 <= sends_max) {
-    const VerbsMessage message = lane.deferred.front();
-    lane.deferred.pop_front();
+  while (true) {
+    const auto next = std::find_if(lane.deferred.begin(), lane.deferred.end(),
+                                   [&](const VerbsMessage& each) { return may_serve(lane, each); });
+    if (next == lane.deferred.end()) return true;
+    const VerbsMessage message = *next;
+    lane.deferred.erase(next);
     if (!serve(lane, message)) return false;
   }
-  return true;
+}
+
+// Room for data and answer, and the place that the tag names.  The other side may have the data of a read, and
+// ask anew with that place, before this side's device says that it has sent them: the acknowledgement goes apart,
+// and may get lost.
+bool Verbs::may_serve(const Lane& lane, const VerbsMessage& message) {
+  return lane.sends_out + 2 <= sends_max && !lane.asks[message.tag % verbs_units_max].used;
 }
 
 VerbsPiece Verbs::message_place(const Lane& lane, std::uint32_t index) const {
@@ -180,7 +189,8 @@ bool Verbs::answered(Lane& lane, std::uint32_t tag, Code code, bool by_imm, std:
 
 bool Verbs::asked(Lane& lane, const VerbsMessage& message) {
   const std::vector<VerbsMemory>& memories = lane.connection->memories;
-  if (lane.asks[message.tag % verbs_units_max].used || lane.deferred.size() >= verbs_units_max ||
+  const Ask& before = lane.asks[message.tag % verbs_units_max];
+  if ((before.used && before.tag == message.tag) || lane.deferred.size() >= verbs_units_max ||
       message.bytes > frame_payload_bytes_max || message.memory >= memories.size()) {
     return malformed(*lane.connection);
   }
@@ -188,7 +198,7 @@ bool Verbs::asked(Lane& lane, const VerbsMessage& message) {
   if (message.memory_offset > memory.bytes || message.bytes > memory.bytes - message.memory_offset) {
     return malformed(*lane.connection);
   }
-  if (lane.sends_out + 2 > sends_max) {
+  if (!may_serve(lane, message)) {
     lane.deferred.push_back(message);
     return true;
   }
@@ -198,7 +208,7 @@ bool Verbs::asked(Lane& lane, const VerbsMessage& message) {
 bool Verbs::serve(Lane& lane, const VerbsMessage& message) {
   const Connection& connection = *lane.connection;
   const std::uint32_t index = message.tag % verbs_units_max;
-  if (lane.asks[index].used) return malformed(*lane.connection);
+  DI_ASSERT(!lane.asks[index].used);
   if (options_.region == nullptr) {
     ++counters_.refused_transfer;
     return answer(lane, message.tag, Code::not_found);

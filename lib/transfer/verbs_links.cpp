@@ -246,8 +246,8 @@ bool Verbs::schedule() {
 bool Verbs::ask(Link& link, Lane& lane, OpId id, std::uint32_t bytes) {
   Op& op = ops_.at(id);
   std::byte* local = op.local + op.next;
-  const std::uint32_t index = lane.free_units.back();
-  lane.free_units.pop_back();
+  const std::uint32_t index = lane.free_units.front();
+  lane.free_units.pop_front();
   Unit& unit = lane.units[index];
   unit = {true, ++lane.serial * verbs_units_max + index, id, bytes, op.next, {}};
   VerbsMessage message;

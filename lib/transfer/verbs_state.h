@@ -110,10 +110,11 @@ struct Lane {
   std::uint32_t block = 0;  // of the rail's messages
   std::uint32_t sends_out = 0;
   std::array<Unit, verbs_units_max> units{};
-  std::vector<std::uint32_t> free_units;
+  std::deque<std::uint32_t> free_units;  // the one that is free for longest is used next
   std::uint32_t serial = 0;
   std::array<Ask, verbs_units_max> asks{};
-  std::deque<VerbsMessage> deferred;  // at most one an ask
+  // Those whose place in `asks`, or whose answer's in the queue, is not free yet; at most one an ask.
+  std::deque<VerbsMessage> deferred;
 
   [[nodiscard]] bool may_ask() const { return !free_units.empty() && sends_out < sends_max; }
 };
@@ -298,6 +299,7 @@ class Verbs final : public VerbsFabric {
   bool on_receive(Lane& lane, const VerbsCompletion& completion);
   bool answered(Lane& lane, std::uint32_t tag, Code code, bool by_imm, std::uint32_t bytes);
   bool asked(Lane& lane, const VerbsMessage& message);
+  [[nodiscard]] static bool may_serve(const Lane& lane, const VerbsMessage& message);
   bool serve(Lane& lane, const VerbsMessage& message);
   bool served(Lane& lane, std::uint32_t index);
   bool answer(Lane& lane, std::uint32_t tag, Code code);

@@ -219,6 +219,30 @@ TEST_F(VerbsFabricTest, lost_completion_ends_as_a_stall) {
   EXPECT_EQ(finished(write(Bytes(1000, std::byte{2}))), Code::ok);
 }
 
+// As after the loss of an acknowledgement: whoever asked has the bytes, and asks anew, while the device that sent
+// them does not know yet.
+TEST_F(VerbsFabricTest, place_of_a_read_is_used_again_before_its_completion) {
+  start_both();
+  connect();
+  Bytes into(1000);
+  const auto read = [&] { return *a.fabric->read(b.self, 2, {{1, 1}, 0, into.size()}, into, Class::fetch); };
+  const OpId first = read();
+  ask_only();
+  softverbs::hold_nth(1);  // the data
+  EXPECT_EQ(finished(first), Code::ok);
+  for (std::uint32_t i = 1; i < verbs_units_max; ++i) ASSERT_EQ(finished(read()), Code::ok) << i;
+  EXPECT_EQ(b.fabric->counters().served_bytes, 0u) << "no completion has come";
+  const OpId last = read();
+  come_to_rest();
+  EXPECT_FALSE(a.is_done(last)) << "it has the place of the first";
+  softverbs::let_go();
+  EXPECT_EQ(finished(last), Code::ok);
+  come_to_rest();
+  EXPECT_EQ(b.fabric->counters().served_bytes, (verbs_units_max + 1) * into.size());
+  EXPECT_EQ(b.fabric->counters().malformed, 0u);
+  EXPECT_EQ(a.fabric->counters().dials, 1u);
+}
+
 TEST_F(VerbsFabricTest, silent_connections_keep_nobody_out) {
   start_both([](VerbsFabricOptions& options) { options.greetings_max = 4; });
   std::vector<Fd> silent;
