@@ -97,6 +97,7 @@ void Verbs::close(Connection& connection) {
   Link* link = std::exchange(connection.link, nullptr);
   if (link == nullptr) return;
   link->under_way_bytes = 0;
+  link->bounces = 0;
   // What was measured, of a stall mostly, says nothing of the next connection.
   link->busy_from.reset();
   link->busy = Duration(0);

@@ -15,7 +15,8 @@
 //     connection lasts: the keys are told to a peer that was reached with a ticket, on a connection of its
 //     own. A peer is a daemon of the same fleet; one that is broken could write beyond what it was asked for.
 //     Memory windows would close that, at a bind for each unit; there are none here.
-//   - Memory of the asker that is not registered is copied by way of a registered buffer (bounce_bytes).
+//   - Memory of the asker that is not registered is copied by way of a registered buffer (bounce_bytes), which
+//     all links share: none takes more of it than it leaves, so a peer that does not answer cannot have it all.
 //
 // Cancel, and every other early end: no further unit is asked for, and done() waits for the units under way,
 // which are at most window_bytes; a peer that does not answer them within cancel_wait loses its connection.

@@ -161,14 +161,15 @@ bool Verbs::answered(Lane& lane, std::uint32_t tag, Code code, bool by_imm, std:
   if (!fits) return malformed(*lane.connection);
   unit.used = false;
   lane.free_units.push_back(index);
+  Link& link = *lane.connection->link;
   if (unit.bounce) {
     if (by_imm && !op.ending) {
       std::memcpy(op.local + unit.offset,
                   bounce_.bytes().data() + *unit.bounce * std::uint64_t{options_.max_unit_bytes}, unit.bytes);
     }
     free_bounce_.push_back(*unit.bounce);
+    --link.bounces;
   }
-  Link& link = *lane.connection->link;
   link.under_way_bytes -= unit.bytes;
   link.moved_at = now();
   --op.under_way;

@@ -208,11 +208,12 @@ bool Verbs::may_send(const Link& link) const {
 }
 
 // Of the next unit; 0 when it needs to be copied and there is no room for that.
-std::uint64_t Verbs::unit_bytes(const Op& op) const {
+std::uint64_t Verbs::unit_bytes(const Link& link, const Op& op) const {
   const std::uint64_t bytes = std::min<std::uint64_t>(options_.max_unit_bytes, op.place.bytes - op.next);
   const std::optional<Spot> spot = find_memory(op.local + op.next);
   if (spot) return std::min(bytes, spot->left);
-  return free_bounce_.empty() ? 0 : bytes;
+  // Not more of it than is left for the others: they need not wait for a peer that does not answer.
+  return link.bounces < free_bounce_.size() ? bytes : 0;
 }
 
 // Asks for one unit; false when none may go.
@@ -226,7 +227,7 @@ bool Verbs::schedule() {
       if (link.waiting[cls].empty() || link.state != State::up) continue;
       heads[cls].backlog = true;
       if (!may_send(link)) continue;
-      heads[cls].bytes = unit_bytes(ops_.at(link.waiting[cls].front()));
+      heads[cls].bytes = unit_bytes(link, ops_.at(link.waiting[cls].front()));
       from[cls] = at;
     }
   }
@@ -257,6 +258,7 @@ bool Verbs::ask(Link& link, Lane& lane, OpId id, std::uint32_t bytes) {
   } else {
     unit.bounce = free_bounce_.back();
     free_bounce_.pop_back();
+    ++link.bounces;
     message.memory = bounce_chunk_;
     message.memory_offset = static_cast<std::uint64_t>(*unit.bounce) * options_.max_unit_bytes;
     if (op.write) std::memcpy(bounce_.bytes().data() + message.memory_offset, local, bytes);

@@ -133,6 +133,7 @@ struct Link {
   std::array<std::deque<OpId>, classes> waiting;
   std::size_t next_lane = 0;
   std::uint64_t under_way_bytes = 0;
+  std::size_t bounces = 0;  // slots of bounce memory
   Instant moved_at;
   std::optional<Instant> busy_from;
   Duration busy{0};
@@ -265,7 +266,7 @@ class Verbs final : public VerbsFabric {
   void finish_op(OpId id, Code code);
   void fail_ops(const Link& link, bool begun_only);
   [[nodiscard]] bool may_send(const Link& link) const;
-  [[nodiscard]] std::uint64_t unit_bytes(const Op& op) const;
+  [[nodiscard]] std::uint64_t unit_bytes(const Link& link, const Op& op) const;
   bool schedule();
   bool ask(Link& link, Lane& lane, OpId id, std::uint32_t bytes);
   void pump();

@@ -243,6 +243,31 @@ TEST_F(VerbsFabricTest, place_of_a_read_is_used_again_before_its_completion) {
   EXPECT_EQ(a.fabric->counters().dials, 1u);
 }
 
+TEST_F(VerbsFabricTest, peer_that_does_not_answer_leaves_memory_to_copy_for_others) {
+  const auto small = [](VerbsFabricOptions& options) {
+    options.bounce_bytes = 4ull * options.max_unit_bytes;
+  };
+  start_both(small);
+  VerbsFabricOptions of_c = options_of(c, "di-kvd.c");
+  small(of_c);
+  start(c, of_c);
+  ASSERT_TRUE(c.fabric->expose(a.self, 1, Access::write, {{0, 1}}).ok());
+  connect();
+  const Bytes bytes(512 << 10, std::byte{2});
+  const OpId first = write(ByteView(bytes).first(64 << 10));
+  ask_only();
+  softverbs::hold_nth(1);  // its data, and so all that follows
+  const OpId silent = write(bytes);
+  come_to_rest();
+  const auto third = a.fabric->write(c.self, 1, {{0, 1}, 0, bytes.size()}, bytes, Class::handover);
+  ASSERT_TRUE(third.ok());
+  EXPECT_EQ(finished(*third), Code::ok);
+  EXPECT_FALSE(a.is_done(first) || a.is_done(silent)) << "it had to wait until they were given up";
+  softverbs::let_go();
+  EXPECT_EQ(finished(first), Code::ok);
+  EXPECT_EQ(finished(silent), Code::ok);
+}
+
 TEST_F(VerbsFabricTest, silent_connections_keep_nobody_out) {
   start_both([](VerbsFabricOptions& options) { options.greetings_max = 4; });
   std::vector<Fd> silent;
