@@ -102,9 +102,7 @@ struct VerbsRail::State {
   std::unique_ptr<ibv_comp_channel, DestroyChannel> channel;
   std::vector<std::unique_ptr<ibv_mr, Deregister>> regions;
   VerbsPort port;
-  ibv_port_attr attr{};
   ibv_device_attr device{};
-  ibv_gid gid{};
 };
 
 VerbsRail::VerbsRail(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -119,13 +117,15 @@ Result<std::unique_ptr<VerbsRail>> VerbsRail::open(const VerbsPort& port) {
   state->port = port;
   state->port.device = ::ibv_get_device_name(device->device);
   const std::string name = "verbs: " + state->port.device + "/" + std::to_string(port.port);
-  if (const int failed = ibv_query_port(device, port.port, &state->attr); failed != 0) {
+  ibv_port_attr attr{};
+  if (const int failed = ibv_query_port(device, port.port, &attr); failed != 0) {
     return Error{Code::not_found, failed, name + ": no such port"};
   }
-  if (state->attr.state != IBV_PORT_ACTIVE) return Error{Code::io, 0, name + ": the port is not active"};
   if (const int failed = ::ibv_query_device(device, &state->device); failed != 0)
     return verbs_error(name, failed);
-  if (::ibv_query_gid(device, port.port, port.gid_index, &state->gid) != 0) {
+  // One that is down may have none for the time being.
+  ibv_gid gid{};
+  if (attr.state == IBV_PORT_ACTIVE && ::ibv_query_gid(device, port.port, port.gid_index, &gid) != 0) {
     return Error{Code::not_found, errno, name + ": no GID with index " + std::to_string(port.gid_index)};
   }
   state->domain.reset(::ibv_alloc_pd(device));
@@ -139,6 +139,12 @@ Result<std::unique_ptr<VerbsRail>> VerbsRail::open(const VerbsPort& port) {
 
 std::string VerbsRail::name() const {
   return state_->port.device + "/" + std::to_string(state_->port.port);
+}
+
+bool VerbsRail::active() const {
+  ibv_port_attr attr{};
+  return ibv_query_port(state_->context.get(), state_->port.port, &attr) == 0 &&
+         attr.state == IBV_PORT_ACTIVE;
 }
 
 Result<VerbsKeys> VerbsRail::add_memory(MutableByteView bytes, int dmabuf, std::uint64_t dmabuf_offset) {
@@ -184,21 +190,29 @@ std::optional<VerbsEvent> VerbsRail::next_event() {
   if (::ibv_get_async_event(state_->context.get(), &event) != 0) return std::nullopt;
   VerbsEvent told;
   told.what = ::ibv_event_type_str(event.event_type);
+  // The device tells of its other ports as well.
+  const auto own_port = [&] { return event.element.port_num == state_->port.port; };
+  const auto id_of = [](const void* context) {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(context));
+  };
   switch (event.event_type) {
     case IBV_EVENT_PORT_ERR:
-      told.kind = VerbsEvent::Kind::port_down;
+      if (own_port()) told.kind = VerbsEvent::Kind::port_down;
       break;
     case IBV_EVENT_PORT_ACTIVE:
-      told.kind = VerbsEvent::Kind::port_up;
+      if (own_port()) told.kind = VerbsEvent::Kind::port_up;
       break;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
       told.kind = VerbsEvent::Kind::queue_pair;
-      told.qpn = event.element.qp->qp_num;
+      told.id = id_of(event.element.qp->qp_context);
+      break;
+    case IBV_EVENT_CQ_ERR:
+      told.kind = VerbsEvent::Kind::queue_pair;
+      told.id = id_of(event.element.cq->cq_context);
       break;
     case IBV_EVENT_DEVICE_FATAL:
-    case IBV_EVENT_CQ_ERR:
       told.kind = VerbsEvent::Kind::device;
       break;
     case IBV_EVENT_COMM_EST:
@@ -245,7 +259,17 @@ Result<std::unique_ptr<VerbsQueuePair>> VerbsQueuePair::make(VerbsRail& rail, co
   if (const int failed = ::ibv_req_notify_cq(state->queue.get(), 0); failed != 0) {
     return verbs_error("verbs: completion queue", failed);
   }
+  ibv_port_attr port{};
+  if (const int failed = ibv_query_port(device.context.get(), device.port.port, &port); failed != 0) {
+    return verbs_error("verbs: " + rail.name(), failed);
+  }
+  ibv_gid gid{};
+  if (::ibv_query_gid(device.context.get(), device.port.port, device.port.gid_index, &gid) != 0) {
+    return Error{Code::not_found, errno,
+                 "verbs: " + rail.name() + ": no GID with index " + std::to_string(device.port.gid_index)};
+  }
   ibv_qp_init_attr init{};
+  init.qp_context = reinterpret_cast<void*>(options.id);
   init.send_cq = state->queue.get();
   init.recv_cq = state->queue.get();
   init.cap.max_send_wr = options.sends_max;
@@ -274,11 +298,11 @@ Result<std::unique_ptr<VerbsQueuePair>> VerbsQueuePair::make(VerbsRail& rail, co
   VerbsAddress& own = state->address;
   own.qpn = state->qp->qp_num;
   own.psn = get_le<std::uint32_t>(random.data()) & 0xffffff;
-  own.lid = device.attr.lid;
-  own.mtu = static_cast<std::uint8_t>(device.attr.active_mtu);
+  own.lid = port.lid;
+  own.mtu = static_cast<std::uint8_t>(port.active_mtu);
   own.reads_max = static_cast<std::uint8_t>(std::clamp(device.device.max_qp_rd_atom, 0, reads_max));
-  own.global = device.attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-  std::memcpy(own.gid.data(), device.gid.raw, own.gid.size());
+  own.global = port.link_layer == IBV_LINK_LAYER_ETHERNET;
+  std::memcpy(own.gid.data(), gid.raw, own.gid.size());
   state->init_reads_max = std::clamp(device.device.max_qp_init_rd_atom, 0, reads_max);
   return std::unique_ptr<VerbsQueuePair>(new VerbsQueuePair(std::move(state)));
 }

@@ -73,14 +73,14 @@ struct VerbsCompletion {
 struct VerbsEvent {
   enum class Kind : std::uint8_t { port_down, port_up, queue_pair, device, other };
   Kind kind = Kind::other;
-  std::uint32_t qpn = 0;  // of queue_pair: it is in error
+  std::uint64_t id = 0;  // of queue_pair, which is in error: what it was made with
   std::string_view what;
 };
 
 class VerbsRail {
  public:
-  // Errors: not_found (no such device or port), io (also: the port is down), unsupported (a build without
-  // it).
+  // The port may be down.  Errors: not_found (no such device or port, or GID index), io, unsupported (a build
+  // without it).
   static Result<std::unique_ptr<VerbsRail>> open(const VerbsPort& port);
   ~VerbsRail();  // after its queue pairs
   VerbsRail(const VerbsRail&) = delete;
@@ -88,6 +88,8 @@ class VerbsRail {
 
   // "mlx5_0/1".
   [[nodiscard]] std::string name() const;
+  // The port is, now.
+  [[nodiscard]] bool active() const;
   // Registers memory for both sides' use, at most verbs_region_bytes_max, for the life of the rail.
   // Memory of a GPU goes in the same way: by its address where nvidia_peermem is loaded, or by `dmabuf`, the
   // descriptor that cuMemGetHandleForAddressRange gives out, and the offset in it.  Errors: io, no_space
@@ -120,7 +122,8 @@ class VerbsQueuePair {
     // The other side may read and write this side's registered memory, given its keys.
     bool open_to_peer = false;
   };
-  // Errors: io, no_space.
+  // With the address that the port has now: a GID, a LID or an MTU may have become another since the rail was
+  // opened.  Errors: io, no_space, not_found (no such GID any more).
   static Result<std::unique_ptr<VerbsQueuePair>> make(VerbsRail& rail, const Options& options);
   ~VerbsQueuePair();
   VerbsQueuePair(const VerbsQueuePair&) = delete;

@@ -16,6 +16,10 @@ namespace {
 
 constexpr std::size_t turn_bytes = 4 << 20;
 
+void warn_of(const Connection& connection, const Error& error) {
+  log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", error}});
+}
+
 }  // namespace
 
 Status Verbs::open_listener() {
@@ -132,8 +136,11 @@ void Verbs::on_writable(Connection& connection) {
   if (error != 0) return close(connection);
   connection.connected = true;
   connection.link->state = State::greeting;
-  if (const Status made = add_lanes(connection, rails_.size()); !made.ok()) {
-    log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", made.error()}});
+  for (const std::size_t rail : rails_for(*connection.link)) {
+    if (const Status made = add_lane(connection, rail); !made.ok()) warn_of(connection, made.error());
+  }
+  if (connection.lanes.empty()) {
+    warn_of(connection, Error{Code::unreachable, 0, "no rail is up"});
     return close(connection);
   }
   connection.said = verbs_setup_encode(setup_of(connection));
@@ -221,12 +228,19 @@ bool Verbs::on_hello(Connection& connection) {
   }
   for (Connection* other : older) close(*other);
   connection.peer = setup->peer;
-  const std::size_t lanes = std::min(rails_.size(), setup->lanes.size());
-  Status made = add_lanes(connection, lanes);
-  for (std::size_t i = 0; i < lanes && made.ok(); ++i)
-    made = connection.lanes[i]->qp->connect(setup->lanes[i]);
-  if (!made.ok()) {
-    log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", made.error()}});
+  for (std::size_t i = 0; i < setup->lanes.size(); ++i) {
+    const auto& [rail, address] = setup->lanes[i];
+    if (rail >= rails_.size() || !rails_[rail]->up) continue;
+    Status made = add_lane(connection, rail);
+    if (made.ok()) {
+      connection.lanes.back()->keys = i;
+      made = connection.lanes.back()->qp->connect(address);
+      if (!made.ok()) drop_last_lane(connection);
+    }
+    if (!made.ok()) warn_of(connection, made.error());
+  }
+  if (connection.lanes.empty()) {
+    warn_of(connection, Error{Code::unreachable, 0, "no rail is up here and there"});
     ++counters_.refused_connections;
     close(connection);
     return false;
@@ -245,9 +259,7 @@ bool Verbs::on_hello(Connection& connection) {
 
 bool Verbs::on_welcome(Connection& connection) {
   Result<VerbsSetup> setup = verbs_setup_decode(connection.heard);
-  if (!setup || setup->lanes.size() > connection.lanes.size() || !setup->memories.empty()) {
-    return malformed(connection);
-  }
+  if (!setup || !setup->memories.empty()) return malformed(connection);
   if (setup->peer != connection.peer) {
     // Another process has the address by now.
     log_write(LogLevel::debug, "fabric", "dial failed: another process answers",
@@ -255,14 +267,32 @@ bool Verbs::on_welcome(Connection& connection) {
     close(connection);
     return false;
   }
-  for (std::size_t i = setup->lanes.size(); i < connection.lanes.size(); ++i) drop_lane(*connection.lanes[i]);
-  connection.lanes.resize(setup->lanes.size());
-  for (std::size_t i = 0; i < connection.lanes.size(); ++i) {
-    const Status joined = connection.lanes[i]->qp->connect(setup->lanes[i]);
-    if (joined.ok()) continue;
-    log_warn("fabric", "no queue pair", {{"peer", connection.peer.instance}, {"why", joined.error()}});
+  std::size_t answered = 0;
+  for (auto at = connection.lanes.begin(); at != connection.lanes.end();) {
+    Lane& lane = **at;
+    const auto theirs = std::find_if(setup->lanes.begin(), setup->lanes.end(),
+                                     [&](const VerbsLane& each) { return each.rail == lane.rail; });
+    bool joined = false;
+    if (theirs != setup->lanes.end()) {
+      ++answered;
+      const Status status = lane.qp->connect(theirs->address);
+      joined = status.ok();
+      if (!joined) warn_of(connection, status.error());
+    }
+    if (joined) {
+      ++at;
+    } else {
+      drop_lane(lane);
+      at = connection.lanes.erase(at);
+    }
+  }
+  if (answered != setup->lanes.size()) return malformed(connection);  // to what was not offered
+  if (connection.lanes.empty()) {
     close(connection);
     return false;
+  }
+  if (connection.lanes.size() < std::min<std::size_t>(rails_.size(), setup->rails)) {
+    connection.renew_at = now() + options_.rail_rest;
   }
   connection.greeted = true;
   Link& link = *connection.link;
@@ -273,29 +303,47 @@ bool Verbs::on_welcome(Connection& connection) {
   return true;
 }
 
-Status Verbs::add_lanes(Connection& connection, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Rail& rail = *rails_[i];
-    if (rail.free_blocks.empty()) return Error{Code::busy, 0, "too many queue pairs"};
-    auto lane = std::make_unique<Lane>();
-    lane->id = next_id_++;
-    lane->connection = &connection;
-    lane->rail = i;
-    Result<std::unique_ptr<VerbsQueuePair>> qp =
-        VerbsQueuePair::make(*rail.verbs, {lane->id, sends_max, receives_max, connection.dialled});
-    if (!qp) return qp.error();
-    lane->qp = *std::move(qp);
-    lane->block = rail.free_blocks.back();
-    rail.free_blocks.pop_back();
-    for (std::uint32_t unit = verbs_units_max; unit-- > 0;) lane->free_units.push_back(unit);
-    lanes_[lane->id] = lane.get();
-    connection.lanes.push_back(std::move(lane));
-    Lane& made = *connection.lanes.back();
-    for (std::uint32_t index = 0; index < receives_max; ++index) {
-      DI_TRY(made.qp->receive(post_id(Post::receive, index), message_place(made, index)));
-    }
+// For a dial: those that are up, and of them, if there are any, those that do not rest.
+std::vector<std::size_t> Verbs::rails_for(const Link& link) const {
+  std::vector<std::size_t> up;
+  std::vector<std::size_t> rested;
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    if (!rails_[i]->up) continue;
+    up.push_back(i);
+    if (link.rests_until[i] <= now()) rested.push_back(i);
+  }
+  return rested.empty() ? up : rested;
+}
+
+Status Verbs::add_lane(Connection& connection, std::size_t at) {
+  Rail& rail = *rails_[at];
+  if (rail.free_blocks.empty()) return Error{Code::busy, 0, "too many queue pairs"};
+  auto made = std::make_unique<Lane>();
+  Lane& lane = *made;
+  lane.id = next_id_++;
+  lane.connection = &connection;
+  lane.rail = at;
+  Result<std::unique_ptr<VerbsQueuePair>> qp =
+      VerbsQueuePair::make(*rail.verbs, {lane.id, sends_max, receives_max, connection.dialled});
+  if (!qp) return qp.error();
+  lane.qp = *std::move(qp);
+  lane.block = rail.free_blocks.back();
+  rail.free_blocks.pop_back();
+  for (std::uint32_t unit = 0; unit < verbs_units_max; ++unit) lane.free_units.push_back(unit);
+  lanes_[lane.id] = &lane;
+  connection.lanes.push_back(std::move(made));
+  for (std::uint32_t index = 0; index < receives_max; ++index) {
+    const Status posted = lane.qp->receive(post_id(Post::receive, index), message_place(lane, index));
+    if (posted.ok()) continue;
+    drop_last_lane(connection);
+    return posted;
   }
   return {};
+}
+
+void Verbs::drop_last_lane(Connection& connection) {
+  drop_lane(*connection.lanes.back());
+  connection.lanes.pop_back();
 }
 
 void Verbs::drop_lane(Lane& lane) {
@@ -308,7 +356,9 @@ void Verbs::drop_lane(Lane& lane) {
 VerbsSetup Verbs::setup_of(const Connection& connection) const {
   VerbsSetup setup;
   setup.peer = self_;
-  for (const std::unique_ptr<Lane>& lane : connection.lanes) setup.lanes.push_back(lane->qp->address());
+  setup.rails = static_cast<std::uint8_t>(rails_.size());
+  for (const std::unique_ptr<Lane>& lane : connection.lanes)
+    setup.lanes.push_back({static_cast<std::uint8_t>(lane->rail), lane->qp->address()});
   if (!connection.dialled) return setup;
   for (std::size_t i = 0; i < chunks_.size(); ++i) {
     VerbsMemory memory{reinterpret_cast<std::uint64_t>(chunks_[i].at), chunks_[i].bytes, {}};

@@ -8,6 +8,7 @@
 
 #include "base/assert.h"
 #include "base/crypto.h"
+#include "base/log.h"
 #include "transfer/verbs_state.h"
 
 namespace di::transfer {
@@ -39,6 +40,8 @@ Status Verbs::open_rails() {
     if (!verbs) return verbs.error();
     auto rail = std::make_unique<Rail>();
     rail->verbs = *std::move(verbs);
+    rail->up = rail->verbs->active();
+    if (!rail->up) log_warn("fabric", "port down", {{"rail", rail->verbs->name()}});
     Result<Mapping> messages = Mapping::make(connections_max * message_block_bytes);
     if (!messages) return messages.error();
     rail->messages = *std::move(messages);
@@ -47,6 +50,9 @@ Status Verbs::open_rails() {
     rail->message_keys = *keys;
     for (std::uint32_t i = 0; i < connections_max; ++i) rail->free_blocks.push_back(i);
     rails_.push_back(std::move(rail));
+  }
+  if (std::none_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->up; })) {
+    return Error{Code::io, 0, "verbs: " + rails_.front()->verbs->name() + ": the port is not active"};
   }
   for (const VerbsFabricOptions::Memory& memory : options_.memory) {
     DI_TRY(add_chunks(memory.bytes, memory.dmabuf, memory.dmabuf_offset));

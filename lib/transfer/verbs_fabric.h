@@ -22,6 +22,11 @@
 // which are at most window_bytes; a peer that does not answer them within cancel_wait loses its connection.
 // Destroyed queue pairs are drained: only then is the local memory given back.
 //
+// Rails.  The set-up names the rail of each queue pair, and both sides leave out those whose port is down.  One
+// that goes down later is not asked on as long as there is another; what was under way there ends with the
+// connection when its retries are exhausted, and the next one does without the rail on which that happened, for
+// rail_rest.  A connection that had to leave one out is given up for another after rail_rest, between operations.
+//
 // Connections.  A small TCP connection to `listen` shows the ticket, carries the set-up of the queue pairs,
 // one a rail, and stays open: its end is how the death of a process shows at once; a network that is gone
 // shows as an exhausted retry of a queue pair, in half a second.  As over TCP there is one connection per
@@ -67,6 +72,7 @@ struct VerbsFabricOptions {
   Budget::Options budget;  // see transfer/tcp.h
   std::size_t greetings_max = 32;
   Duration stall_max = seconds(10);
+  Duration rail_rest = seconds(60);
   Duration cancel_wait = seconds(2);
   Duration ticket_life = transfer::ticket_life;
   Duration dial_wait = transfer::dial_wait;
@@ -82,8 +88,7 @@ class VerbsFabric : public Fabric {
   virtual void set_self(const Peer& self) = 0;
 };
 
-// Errors: invalid, not_found (no such device), io (also: the port is down), no_space (locked memory),
-// unsupported.
+// Errors: invalid, not_found (no such device), io (also: no port is up), no_space (locked memory), unsupported.
 [[nodiscard]] Result<std::unique_ptr<VerbsFabric>> make_verbs_fabric(loop::Loop& loop,
                                                                      const VerbsFabricOptions& options);
 

@@ -30,20 +30,20 @@ void Verbs::on_rail_event(Rail& rail) {
   while (const std::optional<VerbsEvent> event = rail.verbs->next_event()) {
     switch (event->kind) {
       case VerbsEvent::Kind::port_down:
-        // The queue pairs find out by themselves, when their retries are exhausted.
+        // What is under way there may outlast it: the queue pairs find out when their retries are exhausted.
+        rail.up = false;
         log_warn("fabric", "port down", {{"rail", rail.verbs->name()}});
         break;
       case VerbsEvent::Kind::port_up:
+        rail.up = true;
         log_info("fabric", "port up", {{"rail", rail.verbs->name()}});
         break;
-      case VerbsEvent::Kind::queue_pair: {
-        const auto broken = std::find_if(lanes_.begin(), lanes_.end(), [&](const auto& entry) {
-          return rails_[entry.second->rail].get() == &rail && entry.second->qp->address().qpn == event->qpn;
-        });
-        if (broken != lanes_.end()) close(*broken->second->connection);
+      case VerbsEvent::Kind::queue_pair:
+        if (const auto broken = lanes_.find(event->id); broken != lanes_.end())
+          close(*broken->second->connection);
         break;
-      }
       case VerbsEvent::Kind::device: {
+        rail.up = false;
         log_error("fabric", "device failed", {{"rail", rail.verbs->name()}, {"event", event->what}});
         std::set<Connection*> theirs;
         for (const auto& [id, lane] : lanes_) {
@@ -87,6 +87,7 @@ bool Verbs::on_completion(Lane& lane, const VerbsCompletion& completion) {
   if (!completion.ok) {
     log_write(LogLevel::debug, "fabric", "queue pair failed",
               {{"peer", lane.connection->peer.instance}, {"why", completion.why}});
+    if (Link* link = lane.connection->link) link->rests_until[lane.rail] = now() + options_.rail_rest;
     close(*lane.connection);
     return false;
   }
@@ -232,8 +233,8 @@ bool Verbs::serve(Lane& lane, const VerbsMessage& message) {
   lane.asks[index] = {true, message.tag, message.transfer, write, message.bytes};
   ++lane.sends_out;
   const std::uint64_t id = post_id(Post::data, index);
-  return posted(lane, write ? lane.qp->read(id, pieces, address, memory.keys[lane.rail])
-                            : lane.qp->write_imm(id, pieces, address, memory.keys[lane.rail], message.tag));
+  return posted(lane, write ? lane.qp->read(id, pieces, address, memory.keys[lane.keys])
+                            : lane.qp->write_imm(id, pieces, address, memory.keys[lane.keys], message.tag));
 }
 
 bool Verbs::served(Lane& lane, std::uint32_t index) {

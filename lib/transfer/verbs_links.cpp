@@ -52,6 +52,10 @@ Result<OpId> Verbs::submit(const Peer& to, bool write, TransferId transfer, cons
   ops_.emplace(id, std::move(op));
   link->wanted_at = now();
   arm_sweep();
+  if (link->state == State::up && link->under_way_bytes == 0 && !link->waits()) {
+    const std::optional<Instant>& renew_at = link->connection->renew_at;
+    if (renew_at && *renew_at <= now()) close(*link->connection);
+  }
   if (link->state != State::up && link->failures > 0) {
     fail_op(id, Code::unreachable);
     return id;
@@ -198,12 +202,20 @@ void Verbs::fail_ops(const Link& link, bool begun_only) {
   }
 }
 
-bool Verbs::may_send(const Link& link) const {
-  if (link.state != State::up) return false;
-  if (std::none_of(link.connection->lanes.begin(), link.connection->lanes.end(),
-                   [](const std::unique_ptr<Lane>& lane) { return lane->may_ask(); })) {
-    return false;
+// Of its connection's, by turns: which the next unit goes on.
+std::optional<std::size_t> Verbs::next_lane(const Link& link) const {
+  const std::vector<std::unique_ptr<Lane>>& lanes = link.connection->lanes;
+  const auto is_up = [this](const std::unique_ptr<Lane>& lane) { return rails_[lane->rail]->up; };
+  const bool some_up = std::any_of(lanes.begin(), lanes.end(), is_up);
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    const std::size_t at = (link.next_lane + i) % lanes.size();
+    if (lanes[at]->may_ask() && (!some_up || is_up(lanes[at]))) return at;
   }
+  return std::nullopt;
+}
+
+bool Verbs::may_send(const Link& link) const {
+  if (link.state != State::up || !next_lane(link)) return false;
   return link.under_way_bytes == 0 || link.under_way_bytes + options_.max_unit_bytes <= options_.window_bytes;
 }
 
@@ -237,10 +249,9 @@ bool Verbs::schedule() {
   Link& link = *ring_[from[cls]];
   turn_[cls] = from[cls] + 1;
   const OpId id = link.waiting[cls].front();
-  const std::vector<std::unique_ptr<Lane>>& lanes = link.connection->lanes;
-  while (!lanes[link.next_lane % lanes.size()]->may_ask()) ++link.next_lane;
-  Lane& lane = *lanes[link.next_lane++ % lanes.size()];
-  ask(link, lane, id, static_cast<std::uint32_t>(heads[cls].bytes));
+  const std::size_t lane = *next_lane(link);
+  link.next_lane = lane + 1;
+  ask(link, *link.connection->lanes[lane], id, static_cast<std::uint32_t>(heads[cls].bytes));
   return true;
 }
 

@@ -67,8 +67,10 @@ Bytes verbs_setup_encode(const VerbsSetup& setup) {
   const Bytes peer = peer_encode(setup.peer);
   out.put(static_cast<std::uint16_t>(peer.size()));
   out.put_bytes(peer);
+  out.put(setup.rails);
   out.put(static_cast<std::uint8_t>(setup.lanes.size()));
-  for (const VerbsAddress& lane : setup.lanes) {
+  for (const auto& [rail, lane] : setup.lanes) {
+    out.put(rail);
     out.put(lane.qpn);
     out.put(lane.psn);
     out.put(lane.lid);
@@ -94,9 +96,14 @@ Result<VerbsSetup> verbs_setup_decode(ByteView bytes) {
   Result<Peer> peer = peer_decode(named);
   if (!peer) return peer.error();
   setup.peer = *std::move(peer);
+  setup.rails = in.get<std::uint8_t>();
   const auto lanes = in.get<std::uint8_t>();
-  if (lanes == 0 || lanes > verbs_lanes_max) return corrupt("set-up: no lane, or too many");
+  if (setup.rails > verbs_lanes_max || lanes == 0 || lanes > setup.rails)
+    return corrupt("set-up: no lane, or too many");
   for (std::uint8_t i = 0; i < lanes && !in.short_of_bytes(); ++i) {
+    const auto rail = in.get<std::uint8_t>();
+    if (rail >= setup.rails || (i > 0 && rail <= setup.lanes.back().rail))
+      return corrupt("set-up: no such rail");
     VerbsAddress lane;
     lane.qpn = in.get<std::uint32_t>();
     lane.psn = in.get<std::uint32_t>();
@@ -109,7 +116,7 @@ Result<VerbsSetup> verbs_setup_decode(ByteView bytes) {
                    [](std::byte b) { return std::to_integer<std::uint8_t>(b); });
     if (in.short_of_bytes() || !fits(lane) || global > 1) return corrupt("set-up: no queue pair");
     lane.global = global == 1;
-    setup.lanes.push_back(lane);
+    setup.lanes.push_back({rail, lane});
   }
   const auto memories = in.get<std::uint32_t>();
   if (memories > verbs_memories_max) return corrupt("set-up: too much memory");

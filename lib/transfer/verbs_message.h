@@ -2,7 +2,8 @@
 //
 // A *set-up* travels once each way on the TCP connection that showed the ticket, behind the peer in the
 // payload of hello and welcome (transfer/frame.h):
-//   2 bytes of peer, peer; 1 lanes, then each: 4 queue pair, 4 PSN, 2 LID, 1 MTU, 1 reads, 1 global, 16 GID;
+//   2 bytes of peer, peer; 1 rails; 1 lanes, then each: 1 rail, 4 queue pair, 4 PSN, 2 LID, 1 MTU, 1 reads,
+//   1 global, 16 GID;
 //   4 memories, then each: 8 address, 8 bytes, and for each lane 4 remote key
 // It is the one place where an address or a key is told, and only the side that asks tells any.
 //
@@ -48,9 +49,17 @@ struct VerbsMemory {
 
   bool operator==(const VerbsMemory&) const = default;
 };
+// A queue pair, and the rail that it is on: the n-th of either side.
+struct VerbsLane {
+  std::uint8_t rail = 0;
+  VerbsAddress address;
+
+  bool operator==(const VerbsLane&) const = default;
+};
 struct VerbsSetup {
   Peer peer;
-  std::vector<VerbsAddress> lanes;
+  std::uint8_t rails = 0;        // that this side has, also while they are down
+  std::vector<VerbsLane> lanes;  // by rail, ascending
   std::vector<VerbsMemory> memories;
 
   bool operator==(const VerbsSetup&) const = default;

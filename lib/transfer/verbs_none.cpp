@@ -15,6 +15,9 @@ VerbsRail::~VerbsRail() = default;
 std::string VerbsRail::name() const {
   DI_PANIC("no rail");
 }
+bool VerbsRail::active() const {
+  DI_PANIC("no rail");
+}
 Result<VerbsKeys> VerbsRail::add_memory(MutableByteView, int, std::uint64_t) {
   DI_PANIC("no rail");
 }

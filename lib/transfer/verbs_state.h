@@ -61,6 +61,7 @@ class Mapping {
 };
 
 struct Rail {
+  bool up = false;   // events say; one that is not is avoided where there is another
   Mapping messages;  // receive buffers, a block a queue pair; outlives its registration
   std::unique_ptr<VerbsRail> verbs;
   std::vector<VerbsKeys> keys;  // of each chunk
@@ -112,6 +113,7 @@ struct Lane {
   std::array<Unit, verbs_units_max> units{};
   std::deque<std::uint32_t> free_units;  // the one that is free for longest is used next
   std::uint32_t serial = 0;
+  std::size_t keys = 0;  // which of the keys of the other side's memories, when that asks
   std::array<Ask, verbs_units_max> asks{};
   // Those whose place in `asks`, or whose answer's in the queue, is not free yet; at most one an ask.
   std::deque<VerbsMessage> deferred;
@@ -132,6 +134,8 @@ struct Link {
   Instant wanted_at;  // last operation
   std::array<std::deque<OpId>, classes> waiting;
   std::size_t next_lane = 0;
+  // Of each rail: since a queue pair to this peer broke there, until when others are preferred.
+  std::array<Instant, verbs_lanes_max> rests_until{};
   std::uint64_t under_way_bytes = 0;
   std::size_t bounces = 0;  // slots of bounce memory
   Instant moved_at;
@@ -162,6 +166,9 @@ struct Connection {
   Bytes said;
   Bytes heard;
   std::vector<std::unique_ptr<Lane>> lanes;
+  // Of a dialled one with fewer lanes than both sides have rails: from then on another is tried instead, when
+  // nothing is under way.
+  std::optional<Instant> renew_at;
   std::vector<VerbsMemory> memories;  // of the other side, when it asks
 };
 
@@ -265,6 +272,7 @@ class Verbs final : public VerbsFabric {
   void fail_op(OpId id, Code code);
   void finish_op(OpId id, Code code);
   void fail_ops(const Link& link, bool begun_only);
+  [[nodiscard]] std::optional<std::size_t> next_lane(const Link& link) const;
   [[nodiscard]] bool may_send(const Link& link) const;
   [[nodiscard]] std::uint64_t unit_bytes(const Link& link, const Op& op) const;
   bool schedule();
@@ -288,8 +296,10 @@ class Verbs final : public VerbsFabric {
   bool on_welcome(Connection& connection);
   void refuse_ticket(Connection& connection);
   bool malformed(Connection& connection);
-  Status add_lanes(Connection& connection, std::size_t count);
+  [[nodiscard]] std::vector<std::size_t> rails_for(const Link& link) const;
+  Status add_lane(Connection& connection, std::size_t rail);
   void drop_lane(Lane& lane);
+  void drop_last_lane(Connection& connection);
   [[nodiscard]] VerbsSetup setup_of(const Connection& connection) const;
 
   // Queue pairs.  Each is false when the connection was closed meanwhile.

@@ -125,6 +125,10 @@ struct VerbsFabricTest : testing::Test {
   std::map<Peer, std::string> endpoints;
 };
 
+void two_rails(VerbsFabricOptions& options) {
+  options.rails.push_back({"softverbs1", 1, 0});
+}
+
 TEST_F(VerbsFabricTest, cancelled_memory_is_in_quarantine_until_its_units_are_answered) {
   start_both();
   connect();
@@ -241,6 +245,99 @@ TEST_F(VerbsFabricTest, place_of_a_read_is_used_again_before_its_completion) {
   EXPECT_EQ(b.fabric->counters().served_bytes, (verbs_units_max + 1) * into.size());
   EXPECT_EQ(b.fabric->counters().malformed, 0u);
   EXPECT_EQ(a.fabric->counters().dials, 1u);
+}
+
+TEST_F(VerbsFabricTest, port_that_goes_down_takes_along_no_more_than_its_rail) {
+  start_both(two_rails);
+  connect();
+  const Bytes bytes(1000, std::byte{2});
+  for (const std::size_t down : {1u, 0u, 1u}) {
+    softverbs::set_port(down, false);
+    turn();
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(finished(write(bytes)), Code::ok) << down;
+    softverbs::set_port(down, true);
+    turn();
+  }
+  EXPECT_EQ(a.fabric->counters().dials, 1u);
+}
+
+TEST_F(VerbsFabricTest, rail_that_is_down_at_the_start_is_taken_in_later) {
+  softverbs::set_port(1, false);
+  start_both([](VerbsFabricOptions& options) {
+    two_rails(options);
+    options.rail_rest = milliseconds(20);
+  });
+  const Bytes bytes(1000, std::byte{2});
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_EQ(a.fabric->counters().dials, 1u);
+  softverbs::set_port(1, true);
+  OpId last = write(bytes);
+  EXPECT_TRUE(until([&] {
+    if (!a.is_done(last)) return false;
+    EXPECT_EQ(a.code_of(last), Code::ok);
+    last = write(bytes);
+    return a.fabric->counters().dials == 2;
+  }));
+  EXPECT_EQ(finished(last), Code::ok);
+  softverbs::set_port(0, false);
+  turn();
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_EQ(a.fabric->counters().dials, 2u) << "both were there";
+}
+
+TEST_F(VerbsFabricTest, rail_that_is_down_on_the_other_side_is_not_joined) {
+  start_both([](VerbsFabricOptions& options) {
+    options.rails.push_back({options.self.instance == "di-kvd.b" ? "softverbs1" : "softverbs0", 1, 0});
+  });
+  softverbs::set_port(1, false);
+  turn();
+  const Bytes bytes(1000, std::byte{2});
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_EQ(a.fabric->counters().dials, 1u);
+}
+
+TEST_F(VerbsFabricTest, peer_with_no_rail_that_is_up_here_and_there_is_unreachable) {
+  start_both([](VerbsFabricOptions& options) {
+    if (options.self.instance == "di-kvd.a") options.rails = {{"softverbs1", 1, 0}};
+    two_rails(options);
+  });
+  softverbs::set_port(0, false);
+  turn();
+  const Bytes bytes(1000, std::byte{2});
+  EXPECT_EQ(finished(write(bytes)), Code::ok) << "the second is up on both";
+  softverbs::set_port(1, false);
+  a.fabric->peer_lost(b.self);
+  turn();
+  EXPECT_EQ(finished(write(bytes)), Code::unreachable);
+  softverbs::set_port(0, true);
+  softverbs::set_port(1, true);
+  OpId last = write(bytes);
+  EXPECT_TRUE(until([&] {
+    if (!a.is_done(last)) return false;
+    if (a.code_of(last) == Code::ok) return true;
+    last = write(bytes);
+    return false;
+  }));
+}
+
+TEST_F(VerbsFabricTest, rail_on_which_nothing_arrives_is_left_out_by_the_next_connection) {
+  start_both(two_rails);
+  connect();
+  softverbs::set_path(1, false);
+  const Bytes bytes(1000, std::byte{2});
+  EXPECT_EQ(finished(write(bytes)), Code::unreachable) << "it went there";
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(finished(write(bytes)), Code::ok) << i;
+  EXPECT_EQ(a.fabric->counters().dials, 2u);
+}
+
+TEST_F(VerbsFabricTest, address_that_has_become_another_is_told_by_the_next_connection) {
+  start_both();
+  connect();
+  softverbs::set_gid(0, 77);
+  softverbs::fail_nth(1, retry_exceeded);
+  const Bytes bytes(1000, std::byte{2});
+  EXPECT_EQ(finished(write(bytes)), Code::unreachable);
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
 }
 
 TEST_F(VerbsFabricTest, peer_that_does_not_answer_leaves_memory_to_copy_for_others) {

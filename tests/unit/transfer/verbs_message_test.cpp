@@ -17,8 +17,9 @@ VerbsSetup some_setup() {
   lane.mtu = 5;
   lane.reads_max = 16;
   lane.gid[15] = 3;
-  setup.lanes = {lane, lane};
-  setup.lanes[1].global = false;
+  setup.rails = 3;
+  setup.lanes = {{0, lane}, {2, lane}};
+  setup.lanes[1].address.global = false;
   setup.memories = {{0x7f0000000000, 2ull << 30, {1, 2}}, {0x7f0080000000, 4096, {3, 4}}};
   return setup;
 }
@@ -58,9 +59,13 @@ TEST(VerbsMessage, set_up_out_of_range_is_corrupt) {
     change(setup);
     return !verbs_setup_decode(verbs_setup_encode(setup)).ok();
   };
-  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[0].qpn = 1 << 24; }));
-  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[1].psn = 1 << 24; }));
-  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[1].mtu = 6; }));
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[0].address.qpn = 1 << 24; }));
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[1].address.psn = 1 << 24; }));
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[1].address.mtu = 6; }));
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.rails = 1; })) << "fewer than lanes";
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.rails = verbs_lanes_max + 1; }));
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[1].rail = 3; })) << "no such rail";
+  EXPECT_TRUE(refused([](VerbsSetup& s) { s.lanes[1].rail = 0; })) << "twice the same";
   EXPECT_TRUE(refused([](VerbsSetup& s) { s.memories[0].bytes = 0; }));
   EXPECT_TRUE(refused([](VerbsSetup& s) { s.memories[0].bytes = verbs_region_bytes_max + 1; }));
   EXPECT_TRUE(refused([](VerbsSetup& s) { s.memories[1].address = UINT64_MAX - 1; }));
