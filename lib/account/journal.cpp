@@ -1,6 +1,7 @@
 #include "account/journal.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,36 +23,51 @@ Result<Journal> Journal::open(const std::string& dir) {
   std::string path = journal_path(dir);
   Fd fd(::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
   if (!fd.valid()) return errno_error("open " + path);
-  const off_t length = ::lseek(fd.get(), 0, SEEK_END);
-  if (length < 0) return errno_error("open " + path);
-  char last = '\n';
-  if (length > 0 && ::pread(fd.get(), &last, 1, length - 1) != 1) return errno_error("read " + path);
-  return Journal(std::move(fd), dir, std::move(path), last != '\n');
+  return Journal(std::move(fd), dir, std::move(path));
+}
+
+bool Journal::is_current() const {
+  struct stat mine {};
+  struct stat found {};
+  return ::fstat(fd_.get(), &mine) == 0 && ::stat(path_.c_str(), &found) == 0 &&
+         mine.st_dev == found.st_dev && mine.st_ino == found.st_ino;
 }
 
 Status Journal::append(const Charge& charge) {
-  struct stat info {};
-  if (::fstat(fd_.get(), &info) == 0 && info.st_nlink == 0) {
-    // Nobody would ever read what is written to it.
+  if (!is_current()) {
+    // Nobody would look for it where the old file is.
     auto again = open(dir_);
     if (!again) return again.error();
     *this = *std::move(again);
   }
-  std::string line = cut_ ? "\n" : "";
-  line += charge_json(charge);
-  line += '\n';
+  // Lines stay whole without it; it is for the end of the file, below.  A writer that was stopped in between
+  // is not waited for.
+  const bool alone = ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0;
+  const Status written = append_line(charge_json(charge) + '\n', alone);
+  if (alone) ::flock(fd_.get(), LOCK_UN);
+  return written;
+}
+
+Status Journal::append_line(std::string line, bool alone) {
+  struct stat before {};
+  if (::fstat(fd_.get(), &before) != 0) return errno_error("look at " + path_);
+  char last = '\n';
+  if (before.st_size > 0 && ::pread(fd_.get(), &last, 1, before.st_size - 1) < 0)
+    return errno_error("read " + path_);
+  if (last != '\n') line.insert(line.begin(), '\n');
   ssize_t written = 0;
   do {
     written = ::write(fd_.get(), line.data(), line.size());
   } while (written < 0 && errno == EINTR);
   if (written < 0) return errno_error("write " + path_);
-  if (static_cast<std::size_t>(written) == line.size()) {
-    cut_ = false;
-    return {};
-  }
-  // Half a line would be no JSON to anybody.
-  cut_ = ::ftruncate(fd_.get(), info.st_size) != 0;
-  return Error{Code::no_space, 0, "write " + path_ + ": cut short"};
+  if (static_cast<std::size_t>(written) == line.size()) return {};
+  // Half a line would be no JSON to anybody.  It stays when somebody else may have written behind it: then the
+  // next record ends it.
+  struct stat after {};
+  const bool whole = alone && ::fstat(fd_.get(), &after) == 0 && after.st_size == before.st_size + written &&
+                     ::ftruncate(fd_.get(), before.st_size) == 0;
+  return Error{Code::no_space, 0,
+               "write " + path_ + (whole ? ": cut short" : ": cut short, half a line stays")};
 }
 
 Result<JournalCounts> journal_read(const std::string& dir, const std::function<void(const Charge&)>& take) {

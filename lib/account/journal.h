@@ -1,8 +1,9 @@
 // account/journal.h: the charge records of one router in a file of JSON lines, and reading them back.
 //
 // Each record is appended by one write to a file opened O_APPEND.  A crash or a full disk can cut the
-// last line; opening ends such a line, and reading skips and counts it.  A file that was removed is made
-// again with the next record.  Owner: the loop thread of
+// last line; the next record ends such a line, and reading skips and counts it.  A file that was removed or
+// moved away is made again with the next record: that is how it is rotated.  Several routers may write into
+// one directory.  Owner: the loop thread of
 // di-router; readers are other processes.  Bound: the disk; a line is `charge_line_bytes_max`.
 #pragma once
 
@@ -27,12 +28,16 @@ class Journal {
   Status append(const Charge& charge);
 
  private:
-  Journal(Fd fd, std::string dir, std::string path, bool cut)
-      : fd_(std::move(fd)), dir_(std::move(dir)), path_(std::move(path)), cut_(cut) {}
+  Journal(Fd fd, std::string dir, std::string path)
+      : fd_(std::move(fd)), dir_(std::move(dir)), path_(std::move(path)) {}
+  // The descriptor is of the file that readers find under the path.
+  [[nodiscard]] bool is_current() const;
+  // `alone`: no other router writes now.
+  Status append_line(std::string line, bool alone);
+
   Fd fd_;
   std::string dir_;
   std::string path_;
-  bool cut_;  // the file ends inside a line
 };
 
 struct JournalCounts {

@@ -1,6 +1,8 @@
 #include "account/journal.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -57,6 +59,19 @@ TEST(Journal, RemovedFileIsMadeAgain) {
   EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{2, 3}));
 }
 
+// Appends while files may only grow so far: a write beyond is cut short, as on a disk that fills.
+Status append_within(Journal& journal, const Charge& charge, std::int64_t bytes) {
+  rlimit limit{};
+  EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{static_cast<rlim_t>(bytes), limit.rlim_max};
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto old = signal(SIGXFSZ, SIG_IGN);
+  Status status = journal.append(charge);
+  signal(SIGXFSZ, old);
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  return status;
+}
+
 TEST(Journal, AFullDiskLeavesWholeLines) {
   const std::string dir = scratch("full");
   auto journal = Journal::open(dir);
@@ -65,21 +80,69 @@ TEST(Journal, AFullDiskLeavesWholeLines) {
   const std::string path = dir + "/charges.jsonl";
   struct stat before {};
   ASSERT_EQ(stat(path.c_str(), &before), 0);
-  // The file may grow by ten bytes more; a write beyond is cut short, as on a disk that fills.
-  rlimit limit{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-  const rlimit small{static_cast<rlim_t>(before.st_size) + 10, limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const auto old = signal(SIGXFSZ, SIG_IGN);
-  const Status full = journal->append(charge(2));
-  signal(SIGXFSZ, old);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const Status full = append_within(*journal, charge(2), before.st_size + 10);
   EXPECT_EQ(full.error().code, Code::no_space);
   struct stat after {};
   ASSERT_EQ(stat(path.c_str(), &after), 0);
   EXPECT_EQ(after.st_size, before.st_size);
   ASSERT_TRUE(journal->append(charge(3)));
   EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{1, 3}));
+}
+
+TEST(Journal, AFileThatWasRemovedHadItsOldSizeOnAFullDisk) {
+  const std::string dir = scratch("removed-full");
+  auto journal = Journal::open(dir);
+  ASSERT_TRUE(journal);
+  ASSERT_TRUE(journal->append(charge(1)));
+  ASSERT_EQ(unlink((dir + "/charges.jsonl").c_str()), 0);
+  EXPECT_EQ(append_within(*journal, charge(2), 10).error().code, Code::no_space);
+  ASSERT_TRUE(journal->append(charge(3)));
+  EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{3}));
+}
+
+TEST(Journal, AFileThatWasMovedAwayTookAllRecordsFromThenOn) {
+  const std::string dir = scratch("moved");
+  const std::string moved = scratch("moved-to");
+  auto journal = Journal::open(dir);
+  ASSERT_TRUE(journal);
+  ASSERT_TRUE(Journal::open(moved));
+  ASSERT_TRUE(journal->append(charge(1)));
+  ASSERT_EQ(rename((dir + "/charges.jsonl").c_str(), (moved + "/charges.jsonl").c_str()), 0);
+  ASSERT_TRUE(journal->append(charge(2)));
+  ASSERT_TRUE(journal->append(charge(3)));
+  EXPECT_EQ(tokens_in(moved), (std::vector<std::int64_t>{1}));
+  EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{2, 3}));
+  // Somebody else has made a new one meanwhile.
+  ASSERT_EQ(rename((dir + "/charges.jsonl").c_str(), (moved + "/charges.jsonl").c_str()), 0);
+  auto other = Journal::open(dir);
+  ASSERT_TRUE(other);
+  ASSERT_TRUE(other->append(charge(4)));
+  ASSERT_TRUE(journal->append(charge(5)));
+  EXPECT_EQ(tokens_in(dir), (std::vector<std::int64_t>{4, 5}));
+}
+
+TEST(Journal, AFullDiskCutTheRecordOfAnotherRouter) {
+  const std::string dir = scratch("two");
+  auto a = Journal::open(dir);
+  auto b = Journal::open(dir);
+  ASSERT_TRUE(a);
+  ASSERT_TRUE(b);
+  ASSERT_TRUE(a->append(charge(1)));
+  ASSERT_TRUE(b->append(charge(2)));
+  const std::string path = dir + "/charges.jsonl";
+  struct stat before {};
+  ASSERT_EQ(stat(path.c_str(), &before), 0);
+  // While another router writes, half a record stays, and whoever comes next ends it.
+  const Fd writer(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(flock(writer.get(), LOCK_EX), 0);
+  EXPECT_EQ(append_within(*a, charge(3), before.st_size + 10).error().code, Code::no_space);
+  struct stat after {};
+  ASSERT_EQ(stat(path.c_str(), &after), 0);
+  EXPECT_EQ(after.st_size, before.st_size + 10);
+  ASSERT_TRUE(b->append(charge(4)));
+  ASSERT_EQ(flock(writer.get(), LOCK_UN), 0);
+  ASSERT_TRUE(a->append(charge(5)));
+  EXPECT_EQ(tokens_in(dir, 1), (std::vector<std::int64_t>{1, 2, 4, 5}));
 }
 
 TEST(Journal, CutLineHarmsNoOther) {
