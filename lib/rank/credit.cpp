@@ -32,9 +32,8 @@ void CreditBook::grant(std::uint32_t free_requests, std::uint64_t free_us) {
   const std::uint32_t share_requests = (free_requests + count - 1) / count;
   const std::uint64_t share_us = (free_us + count - 1) / count;
   for (auto& [router, account] : accounts_) {
-    const std::uint64_t requests =
-        std::max(account.granted_requests, account.taken_requests + share_requests);
-    const std::uint64_t us = std::max(account.granted_us, account.taken_us + share_us);
+    const std::uint64_t requests = account.taken_requests + share_requests;
+    const std::uint64_t us = account.taken_us + share_us;
     if (requests != account.granted_requests || us != account.granted_us) account.changed = true;
     account.granted_requests = requests;
     account.granted_us = us;

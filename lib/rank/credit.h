@@ -1,8 +1,10 @@
-// rank/credit.h: how much work a rank grants each router, as totals that only grow.
+// rank/credit.h: how much work a rank grants each router.
 //
-// Granted minus taken is what a router may still send.  The book keeps the sum of open grants near the
-// rank's free room, shared evenly; because totals never shrink, a router that joins makes the sum
-// exceed the room for a moment, and the rank's own capacity check refuses what does not fit.
+// Granted minus taken is what a router may still send.  Both are totals since both generations began, so a
+// bind that is on its way counts once, whichever message is older.  The book keeps the sum of open grants at the
+// rank's free room, shared evenly: what one router fills is taken back from the others, or they would bind to
+// a full rank while another has nothing to do.  A bind that crosses with such a credit is refused; the credit
+// that says why goes out in front of the refusal.
 // Owner: the rank's core.  Bound: routers_max.
 #pragma once
 

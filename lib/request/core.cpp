@@ -30,6 +30,7 @@ Status RouterCore::submit(NewRequest request, Instant now) {
   watch_absence(now);
   const auto absent = absent_since_.find(request.model);
   if (absent == absent_since_.end() || now - options_.absence_wait >= absent->second) {
+    settle(now);
     return Error{Code::unreachable, 0, absence(request.model)};
   }
   DI_ASSERT(!request.prompt.empty() && request.keys.size() == request.prompt.size() / options_.block_tokens);
@@ -37,11 +38,11 @@ Status RouterCore::submit(NewRequest request, Instant now) {
   Flight& flight = flights_[id];
   flight.request = std::move(request);
   flight.submitted = now;
-  flight.token_until = now + options_.first_token_wait;
+  flight.first_until = now + options_.first_token_wait;
+  touch(flight);
   note(flight, "submitted", "prompt_tokens=" + std::to_string(flight.request.prompt.size()), now);
   start_attempt(flight, now);
-  dispatch(now);
-  sweep(now);
+  settle(now);
   return {};
 }
 
@@ -49,14 +50,14 @@ void RouterCore::cancel(const RequestId& id, Code reason, Instant now) {
   const auto found = flights_.find(id);
   if (found == flights_.end() || found->second.ended) return;
   end(found->second, reason, reason == Code::ok ? "" : "cancelled", wire::Finish::cancelled, now);
-  dispatch(now);
-  sweep(now);
+  settle(now);
 }
 
 void RouterCore::end_all(Code code, std::string_view why, Instant now) {
   for (auto& [id, flight] : flights_) {
     if (!flight.ended) end(flight, code, std::string(why), wire::Finish::error, now);
   }
+  settle(now);
 }
 
 namespace {
@@ -76,6 +77,7 @@ wire::Scope RouterCore::scope_of(const Flight& flight, std::uint16_t rank) const
 Flight* RouterCore::current(const wire::Envelope& message) {
   const auto found = flights_.find(message.scope.request);
   if (found == flights_.end() || found->second.attempt != message.scope.attempt) return nullptr;
+  touch(found->second);
   return &found->second;
 }
 
@@ -132,52 +134,59 @@ void RouterCore::start_attempt(Flight& flight, Instant now) {
 
 void RouterCore::enqueue(Flight& flight, std::uint32_t hit_blocks, Instant now) {
   flight.match_until = instant_never;
-  flight.state = FlightState::queued;
   flight.hit_blocks = std::min(hit_blocks, kv::usable_blocks(flight.tokens.size(), options_.block_tokens));
   matched_blocks_ += flight.hit_blocks;
   note(flight, "queued", "hit_blocks=" + std::to_string(flight.hit_blocks), now);
-  queues_[flight.request.model].push_back(flight.request.id);
+  join_queue(flight);
+}
+
+void RouterCore::join_queue(Flight& flight) {
+  touch(flight);
+  flight.state = FlightState::queued;
+  if (flight.queue_number == 0) flight.queue_number = next_queue_number_++;
+  queues_[flight.request.model].emplace(std::pair{flight.submitted, flight.queue_number}, flight.request.id);
+  dispatch_due_ = true;
 }
 
 void RouterCore::leave_queue(Flight& flight) {
-  if (flight.state == FlightState::queued) std::erase(queues_[flight.request.model], flight.request.id);
+  if (flight.state == FlightState::queued)
+    queues_[flight.request.model].erase({flight.submitted, flight.queue_number});
 }
 
 void RouterCore::dispatch(Instant now) {
+  if (!std::exchange(dispatch_due_, false)) return;
   for (auto& [model, queue] : queues_) {
     while (!queue.empty()) {
-      const auto found = flights_.find(queue.front());
-      if (found == flights_.end() || found->second.state != FlightState::queued) {
-        queue.pop_front();
-        continue;
-      }
-      const auto rank = ranks_.choose_prefill(model, found->second.wish);
+      Flight& flight = flights_.at(queue.begin()->second);
+      const auto rank = ranks_.choose_prefill(model, flight.wish);
       if (!rank.has_value()) break;
-      queue.pop_front();
-      bind(found->second, *rank, now);
+      bind(flight, *rank, now);
     }
-    // Whoever has to wait gets a hint, within a window of the queue.
-    std::uint32_t hinted = 0;
-    for (const RequestId& id : queue) {
-      if (hinted++ >= options_.prefetch_queue_max) break;
-      const auto found = flights_.find(id);
-      if (found == flights_.end()) continue;
-      Flight& flight = found->second;
-      if (flight.state != FlightState::queued || flight.hit_blocks == 0 || !flight.prefetch_host.empty())
-        continue;
-      const std::string host = ranks_.choose_host(model, flight.wish);
-      if (!kvd_hosts_.contains(host)) continue;
-      flight.prefetch_host = host;
-      wire::kv_prefetch hint;
-      hint.keys.assign(flight.keys.begin(), flight.keys.begin() + flight.hit_blocks);
-      hint.priority = 1;
-      send(flight.prefetch_host, 0, scope_of(flight, 0), hint);
-      note(flight, "prefetch", "host=" + flight.prefetch_host, now);
-    }
+    hint_prefetch(queue, model, now);
+  }
+}
+
+// Whoever has to wait gets a hint, within a window of the queue.
+void RouterCore::hint_prefetch(const Queue& queue, const std::string& model, Instant now) {
+  std::uint32_t hinted = 0;
+  for (const auto& [place, id] : queue) {
+    if (hinted++ >= options_.prefetch_queue_max) return;
+    Flight& flight = flights_.at(id);
+    if (flight.hit_blocks == 0 || !flight.prefetch_host.empty()) continue;
+    const std::string host = ranks_.choose_host(model, flight.wish);
+    if (!kvd_hosts_.contains(host)) return;  // most likely it is the one for the others too
+    flight.prefetch_host = host;
+    wire::kv_prefetch hint;
+    hint.keys.assign(flight.keys.begin(), flight.keys.begin() + flight.hit_blocks);
+    hint.priority = 1;
+    send(flight.prefetch_host, 0, scope_of(flight, 0), hint);
+    note(flight, "prefetch", "host=" + flight.prefetch_host, now);
   }
 }
 
 void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
+  touch(flight);
+  leave_queue(flight);
   const RankInfo& info = *ranks_.find(rank);
   const balance::StepCost cost(
       {info.credit.cost_base_us, info.credit.cost_token_us, info.credit.cost_context_us});
@@ -192,6 +201,7 @@ void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
   flight.prefill.tokens = total;
   flight.prefill.bind = ranks_.sent(rank, flight.prefill.cost_us, total);
   flight.state = FlightState::prefill;
+  if (!flight.produced.empty()) flight.token_until = now + options_.next_token_wait;
   wire::prefill_bind bind;
   bind.bind = flight.prefill.bind;
   bind.tokens = flight.tokens;
@@ -209,6 +219,8 @@ void RouterCore::bind(Flight& flight, const RankName& rank, Instant now) {
   send(rank.instance, info.generation, scope_of(flight, rank.rank), bind);
   note(flight, "bound", "rank=" + rank.text() + " predicted_us=" + std::to_string(flight.prefill.cost_us),
        now);
+  // A seat that was asked for before another rank refused the bind.
+  send_target(flight, now);
   maybe_ask_seat(flight, now);
 }
 
@@ -300,7 +312,7 @@ void RouterCore::seat_lost(Flight& flight, Instant now) {
   flight.seat = 0;
   flight.seat_asked = false;
   flight.started = false;
-  if (flight.ended) return;
+  if (flight.ended || flight.state == FlightState::queued) return;
   if (!flight.prefill.open) return reenter(flight, "the seat was lost after the hand-over", now);
   if (++flight.seats_failed > options_.seats_failed_max) return reenter(flight, "no seat was granted", now);
   flight.seat_again = flight.seats_failed == 1 ? now : now + options_.seat_retry;
@@ -332,6 +344,25 @@ void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
   reenter(flight, "the link to the seat is too slow or broken", now);
 }
 
+void RouterCore::bind_refused(Flight& flight, const wire::prefill_refused& refused, Instant now) {
+  const RankInfo* rank = ranks_.find(flight.prefill.rank);
+  // Its credit, which came in front of the refusal, says why: another router was first, or it takes nothing now.
+  // It is not chosen again before a newer one.  Where the credit has room the refusal has another cause.
+  const bool crossed = rank != nullptr && !rank->takes_bind();
+  close_leg(flight.prefill);
+  const auto code = static_cast<Code>(refused.code);
+  if (code == Code::invalid || code == Code::unsupported) {
+    end(flight, code, refused.reason, wire::Finish::error, now);
+  } else if (code == Code::busy && crossed && !flight.ended) {
+    // What it says to a target of before is of no interest: it knows nothing of the request.
+    flight.prefill = {};
+    flight.token_until = instant_never;
+    join_queue(flight);
+  } else {
+    reenter(flight, "the bind was refused", now);
+  }
+}
+
 void RouterCore::on_message(const wire::Envelope& message, Instant now) {
   switch (message.number) {
     case wire::meta_matched::number:
@@ -351,6 +382,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::rank_credit::number:
       if (auto credit = message.as<wire::rank_credit>()) {
         ranks_.credit(RankName{message.peer, message.scope.rank}, message.peer_generation, *credit);
+        dispatch_due_ = true;
         watch_absence(now);
       }
       break;
@@ -377,13 +409,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
           handover_failed(*flight, static_cast<Code>(refused->code), now);
           break;
         }
-        close_leg(flight->prefill);
-        const auto code = static_cast<Code>(refused->code);
-        if (code == Code::invalid || code == Code::unsupported) {
-          end(*flight, code, refused->reason, wire::Finish::error, now);
-        } else {
-          reenter(*flight, "the bind was refused", now);
-        }
+        bind_refused(*flight, *refused, now);
       }
       break;
     case wire::prefill_progress::number:
@@ -392,6 +418,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         if (flight == nullptr || flight->state != FlightState::prefill || !is_from(message, flight->prefill))
           break;
         flight->left_us = static_cast<double>(progress->left_us);
+        if (!flight->produced.empty()) flight->token_until = now + options_.next_token_wait;
         if (flight->attempt == 1) flight->cached_blocks = progress->swapped_blocks;
         note_spans(*flight, flight->prefill.rank.text(), progress->spans);
         release_prefetch(*flight);
@@ -447,6 +474,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
           const auto found = flights_.find(event.request);
           if (found == flights_.end() || found->second.attempt != event.attempt) continue;
           Flight& flight = found->second;
+          touch(flight);
           const bool from_prefill = flight.prefill.rank.instance == message.peer && !flight.prefill_token &&
                                     event.index == flight.first_index;
           on_token(flight, event, RankName{message.peer, message.scope.rank}.text(), from_prefill, now);
@@ -459,8 +487,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     default:
       break;
   }
-  dispatch(now);
-  sweep(now);
+  settle(now);
 }
 
 void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank,
@@ -480,6 +507,7 @@ void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const s
   auto due = flight.in_order.take({event.index, event.token, static_cast<wire::Finish>(event.finish)});
   if (!due) return reenter(flight, due.error().message, now);
   for (InOrder::Item& item : *due) {
+    flight.first_until = instant_never;
     flight.token_until = now + options_.next_token_wait;
     flight.produced.push_back(item.token);
     wire::Finish finish = item.finish;
@@ -527,7 +555,7 @@ void RouterCore::on_done(const wire::Envelope& message, const wire::request_done
     return;
   }
   if (done.code != 0) {
-    if (!flight->started && flight->prefill.open) {
+    if (!flight->started && (flight->prefill.open || flight->state == FlightState::queued)) {
       seat_lost(*flight, now);
     } else {
       reenter(*flight, "decode ended: " + done.reason, now);
@@ -551,6 +579,7 @@ void RouterCore::stop_legs(Flight& flight, Code reason) {
 
 void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
   if (flight.ended) return;
+  touch(flight);
   note(flight, "reentry", "why=" + std::string(why), now);
   leave_queue(flight);
   stop_legs(flight, Code::stale);
@@ -570,6 +599,9 @@ void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
   }
   ++reentries_;
   ++flight.attempt;
+  // It queues once more, which may take longer than the silence between tokens may last.
+  if (!flight.produced.empty()) flight.first_until = now + options_.first_token_wait;
+  flight.token_until = instant_never;
   if (flight.attempt <= 2) {
     start_attempt(flight, now);
     return;
@@ -582,8 +614,11 @@ void RouterCore::reenter(Flight& flight, std::string_view why, Instant now) {
 
 void RouterCore::end(Flight& flight, Code code, std::string reason, wire::Finish finish, Instant now) {
   if (flight.ended) return;
+  touch(flight);
   leave_queue(flight);
   flight.ended = true;
+  flight.match_until = instant_never;
+  flight.reenter_at = instant_never;
   const bool natural = code == Code::ok && finish != wire::Finish::cancelled;
   if (!natural) stop_legs(flight, code == Code::ok ? Code::cancelled : code);
   if (natural && flight.decode.open && !flight.started) {
@@ -619,8 +654,12 @@ void RouterCore::on_peer_up(const wire::Member& member, Instant now) {
   } else if (member.program == "di-prefill" || member.program == "di-decode") {
     ranks_.add(member.instance, member.generation, member.ranks, member.program == "di-decode", member.model,
                {member.host, member.rack, member.zone});
+    // Away since ever, until it has said that it takes requests.
+    absent_since_.try_emplace(member.model, Instant{});
+    watch_absence(now);
   }
-  dispatch(now);
+  dispatch_due_ = true;
+  settle(now);
 }
 
 void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
@@ -634,6 +673,7 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
   }
   kvd_hosts_.erase(instance);
   for (auto& [id, flight] : flights_) {
+    touch(flight);
     if (flight.prefetch_host == instance) flight.prefetch_host.clear();
     const bool lost_prefill = flight.prefill.open && flight.prefill.rank.instance == instance;
     if (!flight.prefill.open && flight.prefill_token && !flight.started &&
@@ -656,8 +696,7 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
     }
   }
   watch_absence(now);
-  dispatch(now);
-  sweep(now);
+  settle(now);
 }
 
 // For a prefill rank, or, with its token out, for a seat that no rank can give.
@@ -675,86 +714,96 @@ std::string RouterCore::absence(const std::string& model) const {
 }
 
 void RouterCore::watch_absence(Instant now) {
-  for (const auto& [name, info] : ranks_.all()) absent_since_.try_emplace(info.model, Instant{});
   for (auto& [model, since] : absent_since_) {
-    if (serves(model)) {
-      since = instant_never;
-      continue;
-    }
-    if (since == instant_never) since = now;
-    if (now - options_.absence_wait < since) continue;
+    const bool away = !serves(model);
+    if (away == (since != instant_never)) continue;
+    since = away ? now : instant_never;
     for (auto& [id, flight] : flights_) {
-      if (flight.request.model != model || flight.ended || !waits_for_rank(flight)) continue;
-      end(flight, Code::busy, absence(model), wire::Finish::error, now);
+      if (flight.request.model == model) touch(flight);
     }
   }
+}
+
+Instant RouterCore::absent_until(const Flight& flight) const {
+  if (flight.ended || !waits_for_rank(flight)) return instant_never;
+  const auto absent = absent_since_.find(flight.request.model);
+  const bool away = absent != absent_since_.end() && absent->second != instant_never;
+  return away ? absent->second + options_.absence_wait : instant_never;
 }
 
 void RouterCore::on_time(Instant now) {
   watch_absence(now);
-  for (auto& [id, flight] : flights_) {
-    if (flight.match_until <= now) {
-      note(flight, "match_timeout", "", now);
-      enqueue(flight, 0, now);
-    }
-    if (flight.reenter_at <= now) start_attempt(flight, now);
-    if (!flight.ended) {
-      if (now >= flight.submitted + options_.total_wait) {
-        end(flight, Code::timeout, "the request took too long", wire::Finish::error, now);
-      } else if (flight.token_until <= now) {
-        if (flight.produced.empty()) {
-          end(flight, Code::timeout, "no token in time", wire::Finish::error, now);
-        } else {
-          flight.token_until = now + options_.next_token_wait;
-          reenter(flight, "no token in time", now);
-        }
-      } else if (flight.gap_until <= now) {
-        reenter(flight, "a token is missing", now);
-      }
-    }
-    if (flight.seat_again <= now) maybe_ask_seat(flight, now);
-    if (waits_for_seat(flight) && flight.seat_answer_until <= now) say_seat(flight, now);
-    if (flight.ended && flight.kill_at <= now && !flight.killed) {
-      flight.killed = true;
-      for (LegState* leg : {&flight.prefill, &flight.decode}) {
-        if (!leg->open) continue;
-        send(leg->rank.instance, leg->generation, scope_of(flight, leg->rank.rank), wire::request_kill{});
-        close_leg(*leg);
-      }
-    }
+  std::vector<RequestId> due;
+  for (const auto& [at, id] : dues_) {
+    if (at > now) break;
+    due.push_back(id);
   }
-  dispatch(now);
-  sweep(now);
+  for (const RequestId& id : due) on_due(flights_.at(id), now);
+  settle(now);
 }
 
-Instant RouterCore::next_due() const {
-  Instant due = instant_never;
-  for (const auto& [id, flight] : flights_) {
-    due = std::min({due, flight.match_until, flight.reenter_at});
-    if (flight.ended) {
-      due = std::min(due, flight.kill_at);
-      continue;
-    }
-    due = std::min({due, flight.submitted + options_.total_wait, flight.token_until, flight.gap_until});
-    if (waits_for_rank(flight)) {
-      const auto absent = absent_since_.find(flight.request.model);
-      if (absent != absent_since_.end() && absent->second != instant_never) {
-        due = std::min(due, absent->second + options_.absence_wait);
-      }
-    }
-    if (wants_seat(flight)) due = std::min(due, flight.seat_again);
-    if (waits_for_seat(flight)) due = std::min(due, flight.seat_answer_until);
+void RouterCore::on_due(Flight& flight, Instant now) {
+  touch(flight);
+  if (absent_until(flight) <= now)
+    end(flight, Code::busy, absence(flight.request.model), wire::Finish::error, now);
+  if (flight.match_until <= now) {
+    note(flight, "match_timeout", "", now);
+    enqueue(flight, 0, now);
   }
+  if (flight.reenter_at <= now) start_attempt(flight, now);
+  if (!flight.ended) {
+    if (now >= flight.submitted + options_.total_wait) {
+      end(flight, Code::timeout, "the request took too long", wire::Finish::error, now);
+    } else if (flight.first_until <= now) {
+      end(flight, Code::timeout, "no token in time", wire::Finish::error, now);
+    } else if (flight.token_until <= now) {
+      reenter(flight, "no token in time", now);
+    } else if (flight.gap_until <= now) {
+      reenter(flight, "a token is missing", now);
+    }
+  }
+  if (flight.seat_again <= now) maybe_ask_seat(flight, now);
+  if (waits_for_seat(flight) && flight.seat_answer_until <= now) say_seat(flight, now);
+  if (flight.ended && flight.kill_at <= now && !flight.killed) {
+    flight.killed = true;
+    for (LegState* leg : {&flight.prefill, &flight.decode}) {
+      if (!leg->open) continue;
+      send(leg->rank.instance, leg->generation, scope_of(flight, leg->rank.rank), wire::request_kill{});
+      close_leg(*leg);
+    }
+  }
+}
+
+Instant RouterCore::due_of(const Flight& flight) const {
+  if (flight.ended) return flight.kill_at;
+  Instant due = std::min({flight.match_until, flight.reenter_at, flight.submitted + options_.total_wait,
+                          flight.first_until, flight.token_until, flight.gap_until, absent_until(flight)});
+  if (wants_seat(flight)) due = std::min(due, flight.seat_again);
+  if (waits_for_seat(flight)) due = std::min(due, flight.seat_answer_until);
   return due;
 }
 
-void RouterCore::sweep(Instant) {
-  for (auto it = flights_.begin(); it != flights_.end();) {
-    Flight& flight = it->second;
-    if (!flight.ended || flight.prefill.open || flight.decode.open) {
-      ++it;
-      continue;
+void RouterCore::touch(Flight& flight) {
+  if (flight.touched) return;
+  flight.touched = true;
+  touched_.push_back(flight.request.id);
+}
+
+void RouterCore::settle(Instant now) {
+  dispatch(now);
+  for (const RequestId& id : std::exchange(touched_, {})) {
+    const auto found = flights_.find(id);
+    Flight& flight = found->second;
+    ++visits_;
+    flight.touched = false;
+    const bool over = flight.ended && !flight.prefill.open && !flight.decode.open;
+    const Instant due = over ? instant_never : due_of(flight);
+    if (due != flight.listed) {
+      if (flight.listed != instant_never) dues_.erase({flight.listed, id});
+      if (due != instant_never) dues_.emplace(due, id);
+      flight.listed = due;
     }
+    if (!over) continue;
     // Only what `explain` shows is kept.
     flight.tokens = {};
     flight.keys = {};
@@ -766,9 +815,9 @@ void RouterCore::sweep(Instant) {
       finished_.erase(finished_order_.front());
       finished_order_.pop_front();
     }
-    finished_order_.push_back(it->first);
-    finished_.insert_or_assign(it->first, std::move(flight));
-    it = flights_.erase(it);
+    finished_order_.push_back(id);
+    finished_.insert_or_assign(id, std::move(flight));
+    flights_.erase(found);
   }
 }
 
@@ -780,7 +829,7 @@ const Flight* RouterCore::find(const RequestId& id) const {
 
 std::size_t RouterCore::queued() const {
   std::size_t count = 0;
-  for (const auto& [id, flight] : flights_) count += flight.state == FlightState::queued ? 1 : 0;
+  for (const auto& [model, queue] : queues_) count += queue.size();
   return count;
 }
 

@@ -6,6 +6,13 @@
 // It matches, queues, binds late to the rank with credit and the least outstanding cost, reserves a
 // decode seat near the end of prefill, emits tokens in index order, and re-enters at match with what was
 // produced when anything the request depends on is lost (spec/path.md section 6).
+//
+// The queue is in the order of submission, so a request that re-enters is in front of younger ones.  A bind
+// that crossed with a credit that takes it back is no loss: the request is in the queue again, in the same attempt.
+//
+// A message costs the flights that it is about, not all there are: whatever changes a flight touches it, and
+// settle() looks at those that were touched, takes away the ones that are over and lists the next deadline of
+// the others.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +85,7 @@ class RouterCore {
   void on_peer_up(const wire::Member& member, Instant now);
   void on_peer_lost(const std::string& instance, Instant now);
   void on_time(Instant now);
-  [[nodiscard]] Instant next_due() const;
+  [[nodiscard]] Instant next_due() const { return dues_.empty() ? instant_never : dues_.begin()->first; }
 
   [[nodiscard]] std::vector<wire::Envelope> take_outgoing() { return std::exchange(outgoing_, {}); }
   [[nodiscard]] std::vector<Emission> take_emissions() { return std::exchange(emissions_, {}); }
@@ -95,17 +102,26 @@ class RouterCore {
   }
   [[nodiscard]] std::uint64_t reentries() const { return reentries_; }
   [[nodiscard]] std::uint64_t matched_blocks() const { return matched_blocks_; }
+  // Flights that settle() has looked at.
+  [[nodiscard]] std::uint64_t visits() const { return visits_; }
 
  private:
+  // By submission, then by queue_number.
+  using Queue = std::map<std::pair<Instant, std::uint64_t>, RequestId>;
+
   void start_attempt(Flight& flight, Instant now);
   void enqueue(Flight& flight, std::uint32_t hit_blocks, Instant now);
+  void join_queue(Flight& flight);
+  // Only when something came that may let a request go on: a credit, a rank, a request.
   void dispatch(Instant now);
+  void hint_prefetch(const Queue& queue, const std::string& model, Instant now);
   void bind(Flight& flight, const RankName& rank, Instant now);
   void ask_seat(Flight& flight, Instant now);
   void say_seat(Flight& flight, Instant now);
   void seat_lost(Flight& flight, Instant now);
   // The hand-over failed and the pages are still held.
   void handover_failed(Flight& flight, Code code, Instant now);
+  void bind_refused(Flight& flight, const wire::prefill_refused& refused, Instant now);
   void maybe_ask_seat(Flight& flight, Instant now);
   [[nodiscard]] bool wants_seat(const Flight& flight) const;
   [[nodiscard]] static bool waits_for_seat(const Flight& flight) {
@@ -121,11 +137,17 @@ class RouterCore {
   void stop_legs(Flight& flight, Code reason);
   void close_leg(LegState& leg);
   void release_prefetch(Flight& flight);
-  // Closing flights without open legs leave; call when nothing refers to a flight any more.
-  void sweep(Instant now);
-  // Keeps absent_since_; ends what has waited too long for a rank of a kind.
+  void touch(Flight& flight);
+  // The end of every event: dispatches, and settles the flights that were touched.  Nothing refers to a flight
+  // any more.
+  void settle(Instant now);
+  void on_due(Flight& flight, Instant now);
+  [[nodiscard]] Instant due_of(const Flight& flight) const;
+  // Keeps absent_since_.
   void watch_absence(Instant now);
   [[nodiscard]] bool waits_for_rank(const Flight& flight) const;
+  // When it has waited long enough for a rank of a kind that is away.
+  [[nodiscard]] Instant absent_until(const Flight& flight) const;
   void note(Flight& flight, std::string_view event, std::string detail, Instant now);
   void note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans);
   [[nodiscard]] Flight* current(const wire::Envelope& message);
@@ -141,7 +163,11 @@ class RouterCore {
   std::string meta_;                 // empty while di-meta is away
   std::set<std::string> kvd_hosts_;  // host di-kvds that are up
   std::map<RequestId, Flight> flights_;
-  std::map<std::string, std::deque<RequestId>> queues_;  // by model
+  std::map<std::string, Queue> queues_;  // by model
+  std::uint64_t next_queue_number_ = 1;
+  bool dispatch_due_ = false;
+  std::vector<RequestId> touched_;
+  std::set<std::pair<Instant, RequestId>> dues_;  // of each flight that has one, the next
   std::deque<RequestId> finished_order_;
   std::map<RequestId, Flight> finished_;
   std::vector<wire::Envelope> outgoing_;
@@ -152,6 +178,7 @@ class RouterCore {
   std::map<std::string, Instant> absent_since_;
   std::uint64_t reentries_ = 0;
   std::uint64_t matched_blocks_ = 0;
+  std::uint64_t visits_ = 0;
 };
 
 }  // namespace di::request

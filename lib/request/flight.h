@@ -95,9 +95,15 @@ struct Flight {
   Instant seat_again = instant_never;
   Instant seat_answer_until = instant_never;  // while seat_asked
   Instant gap_until = instant_never;
-  Instant token_until = instant_never;  // next token, or the first one
+  Instant first_until = instant_never;  // the attempt's first token: queue and prefill together
+  Instant token_until = instant_never;  // the next token; after the first ever also word from prefill
   Instant kill_at = instant_never;      // closing
   bool killed = false;
+
+  // The core's books.
+  std::uint64_t queue_number = 0;  // among those submitted at the same time; 0: was in no queue yet
+  bool touched = false;            // listed in touched_
+  Instant listed = instant_never;  // in dues_
 
   std::vector<TimelineRow> timeline;
   std::vector<SpanRow> spans;

@@ -42,6 +42,7 @@ void RankTable::add(const std::string& instance, std::uint32_t generation, std::
 void RankTable::remove(const std::string& instance) {
   for (auto it = ranks_.lower_bound(RankName{instance, 0});
        it != ranks_.end() && it->first.instance == instance;) {
+    count(it->second, -1);
     it = ranks_.erase(it);
   }
 }
@@ -51,17 +52,21 @@ bool RankTable::credit(const RankName& name, std::uint32_t generation, const wir
   if (found == ranks_.end() || found->second.generation != generation) return false;
   RankInfo& info = found->second;
   if (credit.seq <= info.credit.seq) return false;
+  count(info, -1);
   info.credit = credit;
+  count(info, 1);
   return true;
+}
+
+void RankTable::count(const RankInfo& info, int by) {
+  if (!info.credit.draining) open_[info.model][info.decode ? 1 : 0] += static_cast<std::uint32_t>(by);
 }
 
 std::optional<RankName> RankTable::choose_prefill(const std::string& model, const Wish& wish) const {
   std::optional<RankName> best;
   std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   for (const auto& [name, info] : ranks_) {
-    if (info.decode || info.model != model || info.credit.draining) continue;
-    if (info.sent_requests >= info.credit.granted_requests || info.sent_us >= info.credit.granted_us)
-      continue;
+    if (info.decode || info.model != model || !info.takes_bind()) continue;
     const bool far = !wish.near_host.empty() && info.place.host != wish.near_host;
     const std::tuple cost{far, info.outstanding_us, info.outstanding, lack(held_by(wish, info)),
                           info.credit.queue_us};
@@ -140,9 +145,8 @@ const RankInfo* RankTable::find(const RankName& name) const {
 }
 
 bool RankTable::serves(const std::string& model, bool decode) const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& entry) {
-    return entry.second.decode == decode && entry.second.model == model && !entry.second.credit.draining;
-  });
+  const auto found = open_.find(model);
+  return found != open_.end() && found->second[decode ? 1 : 0] > 0;
 }
 
 bool RankTable::reads_at(const std::string& model, const std::string& host) const {

@@ -1,6 +1,6 @@
 // request/rank_table.h: what a router knows of the ranks it may use, and which one it takes.
 //
-// Owner: the router's core.  Credits are totals that only grow (rank/credit.h); what this router sent
+// Owner: the router's core.  Credits are totals (rank/credit.h); what this router sent
 // counts against them at once, so two requests never share one credit.  The choice is the rank with
 // the least outstanding predicted work of this router's own requests, then the fewest of them; location
 // comes after that (design.md, decision 15: it breaks ties and never beats the queue): what the rank's
@@ -9,6 +9,7 @@
 // a host first (Wish).  Bound: ranks_max.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -56,6 +57,11 @@ struct RankInfo {
   std::uint64_t outstanding_us = 0;  // predicted work of this router's requests that are there now
   std::uint32_t outstanding = 0;     // and their number
   std::uint64_t outstanding_tokens = 0;
+
+  // By its newest credit it takes one more bind.
+  [[nodiscard]] bool takes_bind() const {
+    return !credit.draining && sent_requests < credit.granted_requests && sent_us < credit.granted_us;
+  }
 };
 
 class RankTable {
@@ -84,14 +90,18 @@ class RankTable {
 
   [[nodiscard]] const RankInfo* find(const RankName& name) const;
   [[nodiscard]] const std::map<RankName, RankInfo>& all() const { return ranks_; }
-  // At least one rank of the kind is up and not draining.
+  // At least one rank of the kind is up and not draining.  Asked with every message: no walk over the ranks.
   [[nodiscard]] bool serves(const std::string& model, bool decode) const;
   // One of prefill is, on this host.
   [[nodiscard]] bool reads_at(const std::string& model, const std::string& host) const;
   [[nodiscard]] std::uint64_t outstanding() const;
 
  private:
+  void count(const RankInfo& info, int by);
+
   std::map<RankName, RankInfo> ranks_;
+  std::map<std::string, std::array<std::uint32_t, 2>>
+      open_;  // by model: prefill and decode ranks that take work
 };
 
 }  // namespace di::request

@@ -35,12 +35,34 @@ TEST(CreditBook, GrantsAreTotalsThatFollowTheFreeRoom) {
   EXPECT_EQ(credits["r0"].granted_us, 1300U);
 }
 
-TEST(CreditBook, TotalsNeverShrink) {
+TEST(CreditBook, WhatOneRouterFilledStayedOpenForTheOther) {
   CreditBook book;
   book.open("r0", 1);
-  book.grant(4, 1000);
+  book.open("r1", 1);
+  book.grant(16, 1600);
+  EXPECT_EQ(changed(book)["r1"].granted_requests, 8U);
+  std::uint32_t free = 16;
+  for (std::uint64_t bind = 1; bind <= 16; ++bind) {
+    book.take("r0", bind, 100);
+    --free;
+    book.grant(free, free * 100);
+    // At most what each may try of the rest.
+    EXPECT_LE(book.open_requests(), free + 1) << bind;
+  }
+  const auto full = changed(book);
+  EXPECT_EQ(full.at("r1").granted_requests, 0U);
+  EXPECT_EQ(full.at("r1").granted_us, 0U);
+  EXPECT_EQ(full.at("r0").granted_requests, 16U);
+  EXPECT_EQ(full.at("r0").granted_us, 1600U);
+  EXPECT_EQ(book.open_requests(), 0U);
+  book.grant(1, 100);  // each may try for it
+  const auto one = changed(book);
+  EXPECT_EQ(one.at("r0").granted_requests, 17U);
+  EXPECT_EQ(one.at("r1").granted_requests, 1U);
+  // A bind that was on its way is refused, and counts.
+  book.take("r1", 1, 100);
   book.grant(0, 0);
-  EXPECT_EQ(changed(book)["r0"].granted_requests, 4U);
+  EXPECT_EQ(changed(book).at("r1").granted_requests, 1U);
 }
 
 TEST(CreditBook, RoutersShareTheRoomAndEachMayTry) {

@@ -323,6 +323,191 @@ TEST_F(RouterTest, TheQueueIsServedInOrder) {
   EXPECT_EQ(core->queued(), 1U);
 }
 
+TEST_F(RouterTest, ARequestThatReentersWaitedBehindYoungerOnes) {
+  const RequestId old = decoding();
+  now = now + seconds(30);
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  const RequestId younger = submit();
+  matched(younger, 0);
+  lose(decode0);
+  matched(old, 0, 2);
+  EXPECT_EQ(core->queued(), 2U);
+  grant(prefill1, 1);
+  wire::Scope bound;
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill1, &bound));
+  EXPECT_EQ(bound.request, old);
+}
+
+TEST_F(RouterTest, AReentryHadTheTimeBetweenTwoTokensForQueueAndPrefillTogether) {
+  const RequestId id = decoding();
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  lose(decode0);
+  matched(id, 0, 2);
+  advance(seconds(599));
+  EXPECT_EQ(attempt(id), 2);
+  EXPECT_EQ(state(id), FlightState::queued);
+  grant(prefill1, 1);
+  EXPECT_EQ(state(id), FlightState::prefill);
+  token(prefill1, id, 2, 2);
+  advance(seconds(59));
+  EXPECT_EQ(attempt(id), 2);
+  advance(seconds(1));  // after its first token it is silence
+  EXPECT_EQ(attempt(id), 3);
+}
+
+TEST_F(RouterTest, ARankThatReadsAReentryWithoutAWordIsGivenUpAndOneThatGetsOnIsNot) {
+  const RequestId id = decoding();
+  lose(decode0);
+  matched(id, 0, 2);
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill0));
+  for (std::uint32_t i = 1; i < 4; ++i) {
+    advance(seconds(50));
+    say(prefill0, scope(id, 2), wire::prefill_progress{1000, i, 0, {}});
+  }
+  EXPECT_EQ(attempt(id), 2);
+  advance(seconds(60));
+  EXPECT_EQ(attempt(id), 3);
+}
+
+TEST_F(RouterTest, AReentryThatFindsNoRankInTimeEndsAndDoesNotQueueAgain) {
+  const RequestId id = decoding();
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  lose(decode0);
+  matched(id, 0, 2);
+  advance(seconds(600));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::timeout);
+  EXPECT_EQ(endings[0].attempts, 2);
+  expect_nothing_held();
+}
+
+// A credit that takes back what another router filled crossed with the bind.
+TEST_F(RouterTest, ABindThatCrossedWithItsCreditGoesToTheNextRankInTheSameAttempt) {
+  const RequestId id = submit();
+  matched(id, 0);
+  const auto bind = heard<wire::prefill_bind>(prefill0);
+  ASSERT_TRUE(bind);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_TRUE(heard<wire::prefill_target>(prefill0));
+  grant(prefill0, 1);  // as many as were sent
+  say(prefill0, scope(id), wire::prefill_refused{bind->bind, static_cast<wire::U16>(Code::busy), "no place"});
+  EXPECT_TRUE(heard<wire::prefill_bind>(prefill1));
+  EXPECT_EQ(attempt(id), 1);
+  // The seat is told to who has the request now; what the first one says to its target is over.
+  EXPECT_EQ(heard<wire::prefill_target>(prefill1)->seat, 5U);
+  say(prefill0, scope(id),
+      wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found), "the request is not here any more"});
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  token(prefill1, id, 0);
+  say(decode0, scope(id), wire::decode_started{5, 4});
+  done(prefill1, id);
+  token(decode0, id, 1, 1, wire::Finish::stop);
+  done(decode0, id);
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::ok);
+  EXPECT_EQ(endings[0].attempts, 1);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, BindsThatCrossWithTheirCreditsDoNotUseUpTheAttempts) {
+  const RequestId id = submit(18, 1);
+  const RequestId younger = submit(18, 1);
+  matched(id, 0);
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  matched(younger, 0);
+  std::uint64_t granted = 1;
+  for (int i = 0; i < 20; ++i) {
+    const auto bind = heard<wire::prefill_bind>(prefill0);
+    ASSERT_TRUE(bind) << i;
+    grant(prefill0, bind->bind);
+    say(prefill0, scope(id),
+        wire::prefill_refused{bind->bind, static_cast<wire::U16>(Code::busy), "no place"});
+    EXPECT_EQ(state(id), FlightState::queued);
+    EXPECT_EQ(count<wire::prefill_bind>(), 0);
+    grant(prefill0, ++granted);  // in front of the younger one again
+    EXPECT_EQ(state(id), FlightState::prefill);
+    EXPECT_EQ(state(younger), FlightState::queued);
+  }
+  EXPECT_EQ(attempt(id), 1);
+  EXPECT_TRUE(endings.empty());
+  EXPECT_EQ(core->ranks().outstanding(), 1U);
+}
+
+TEST_F(RouterTest, ASeatThatLapsesWhileItsRequestWaitsAgainIsNoLoss) {
+  const RequestId id = submit();
+  matched(id, 0);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  grant(prefill1, 0);
+  grant(prefill0, 1);
+  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::busy), "no place"});
+  EXPECT_EQ(state(id), FlightState::queued);
+  // What it says to the target that it was told before, and the end of the seat.
+  say(prefill0, scope(id),
+      wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found), "the request is not here any more"});
+  EXPECT_EQ(state(id), FlightState::queued);
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::timeout), "the seat lapsed"});
+  EXPECT_EQ(state(id), FlightState::queued);
+  EXPECT_EQ(attempt(id), 1);
+  out.clear();
+  grant(prefill0, 2);
+  EXPECT_TRUE(heard<wire::prefill_bind>(prefill0));
+  EXPECT_TRUE(heard<wire::decode_seat>(decode1));
+  core->cancel(id, Code::cancelled, now);
+  listen();
+  done(prefill0, id, Code::cancelled);
+  done(decode1, id, Code::cancelled);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, ARequestThatEndedWhileItWaitedWasBoundAgain) {
+  RouterCore::Options slow = options();
+  slow.match_wait = seconds(20);
+  begin(slow);
+  const RequestId id = submit();
+  core->end_all(Code::busy, "the service stops", now);
+  listen();
+  EXPECT_EQ(core->find(id)->match_until, instant_never);
+  expect_nothing_held();
+  // At the same time its match is over and nobody has come back.
+  slow.match_wait = seconds(15);
+  endings.clear();
+  begin(slow);
+  submit();
+  lose(prefill0);
+  lose(prefill1);
+  advance(seconds(15));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(core->queued(), 0U);
+  up(prefill0);
+  EXPECT_EQ(count<wire::prefill_bind>(), 0);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, AMessageCostTheFlightsOfEverybodyElse) {
+  RouterCore::Options many = options();
+  many.flights_max = 5000;
+  begin(many);
+  grant(prefill0, 1);
+  grant(prefill1, 0);
+  const RequestId id = decoding();
+  for (int i = 0; i < 2000; ++i) matched(submit(), 0);
+  EXPECT_EQ(core->queued(), 2000U);
+  const std::uint64_t before = core->visits();
+  for (std::uint32_t index = 2; index < 9; ++index) token(decode0, id, index);
+  for (int i = 0; i < 100; ++i) grant(prefill1, 0);
+  advance(milliseconds(10));
+  EXPECT_EQ(core->visits() - before, 7U);
+  EXPECT_EQ(core->next_due(), now - milliseconds(10) + seconds(60));  // its next token
+  grant(prefill1, 3);
+  EXPECT_EQ(core->visits() - before, 10U);
+}
+
 TEST_F(RouterTest, ACancelledRequestStayedInTheQueue) {
   grant(prefill0, 0);
   grant(prefill1, 0);

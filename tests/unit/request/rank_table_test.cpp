@@ -49,6 +49,23 @@ TEST_F(RankTableTest, ARankServesFromItsFirstCreditOn) {
   EXPECT_FALSE(table.serves("other", false));
 }
 
+TEST_F(RankTableTest, WhoServesIsCountedThroughEveryChange) {
+  credit_all();
+  wire::rank_credit draining = credit(2, 2);
+  draining.draining = true;
+  EXPECT_TRUE(table.credit(p0, 1, draining));
+  EXPECT_TRUE(table.serves("m", false));
+  EXPECT_FALSE(table.find(p0)->takes_bind());
+  table.add("p.0", 2, 2, false, "m", {});
+  EXPECT_FALSE(table.serves("m", false));  // until the first credit
+  EXPECT_TRUE(table.credit(p1, 2, credit(1, 1)));
+  EXPECT_TRUE(table.credit(p1, 2, credit(2, 1)));
+  EXPECT_TRUE(table.serves("m", false));
+  table.remove("p.0");
+  EXPECT_FALSE(table.serves("m", false));
+  EXPECT_TRUE(table.serves("m", true));
+}
+
 TEST_F(RankTableTest, OldCreditsAndOtherGenerationsAreIgnored) {
   EXPECT_TRUE(table.credit(p0, 1, credit(2, 5)));
   EXPECT_FALSE(table.credit(p0, 1, credit(2, 9)));
