@@ -527,7 +527,9 @@ void Frontend::ended(const request::Ending& ending) {
 void Frontend::settle(Answer& answer, const request::Ending& ending, std::string_view status) {
   account::Charge& charge = answer.charge;
   charge.status = status;
-  charge.uncached_tokens = answer.prompt_tokens - charge.cached_tokens;
+  // What was read: a request that no rank began costs nothing.
+  const std::int64_t read_tokens = std::min<std::int64_t>(ending.read_tokens, answer.prompt_tokens);
+  charge.uncached_tokens = std::max<std::int64_t>(0, read_tokens - charge.cached_tokens);
   charge.output_tokens = answer.output_tokens;
   charge.attempts = ending.attempts;
   charge.finished_ms = wall_clock_ms();

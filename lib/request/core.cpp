@@ -418,6 +418,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         if (flight == nullptr || flight->state != FlightState::prefill || !is_from(message, flight->prefill))
           break;
         flight->left_us = static_cast<double>(progress->left_us);
+        saw_read(*flight, progress->computed_tokens);
         if (!flight->produced.empty()) flight->token_until = now + options_.next_token_wait;
         if (flight->attempt == 1) flight->cached_blocks = progress->swapped_blocks;
         note_spans(*flight, flight->prefill.rank.text(), progress->spans);
@@ -490,6 +491,11 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
   settle(now);
 }
 
+void RouterCore::saw_read(Flight& flight, std::uint64_t tokens) {
+  const std::uint64_t prompt = flight.request.prompt.size();
+  flight.read_tokens = std::max(flight.read_tokens, static_cast<std::uint32_t>(std::min(tokens, prompt)));
+}
+
 void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const std::string& rank,
                           bool from_prefill, Instant now) {
   if (flight.ended) return;
@@ -497,6 +503,7 @@ void RouterCore::on_token(Flight& flight, const wire::TokenEvent& event, const s
   if (from_prefill) {
     flight.prefill_token = true;
     flight.left_us = 0;
+    saw_read(flight, flight.tokens.size());
     if (flight.attempt == 1) flight.cached_blocks = event.swapped_blocks;
     if (flight.state == FlightState::prefill) flight.state = FlightState::handover;
     note(flight, "token",
@@ -538,7 +545,10 @@ void RouterCore::on_done(const wire::Envelope& message, const wire::request_done
   LegState& leg = prefill ? flight->prefill : flight->decode;
   if (!is_from(message, leg)) return;
   close_leg(leg);
-  if (prefill && flight->attempt == 1) flight->cached_blocks = done.swapped_blocks;
+  if (prefill) {
+    saw_read(*flight, done.computed_tokens + std::uint64_t{done.swapped_blocks} * options_.block_tokens);
+    if (flight->attempt == 1) flight->cached_blocks = done.swapped_blocks;
+  }
   note(*flight, prefill ? "prefill_done" : "decode_done",
        "code=" + std::string(code_name(static_cast<Code>(done.code))) + " computed_tokens=" +
            std::to_string(done.computed_tokens) + " swapped_blocks=" + std::to_string(done.swapped_blocks),
@@ -638,6 +648,7 @@ void RouterCore::end(Flight& flight, Code code, std::string reason, wire::Finish
   ending.output_tokens = static_cast<std::uint32_t>(flight.produced.size());
   ending.cached_tokens = std::min(flight.cached_blocks * options_.block_tokens,
                                   static_cast<std::uint32_t>(flight.request.prompt.size()));
+  ending.read_tokens = flight.read_tokens;
   ending.attempts = flight.attempt;
   note(flight, "end",
        "code=" + std::string(code_name(code)) + " output_tokens=" + std::to_string(ending.output_tokens) +

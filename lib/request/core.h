@@ -44,6 +44,7 @@ struct Ending {
   wire::Finish finish = wire::Finish::none;
   std::uint32_t output_tokens = 0;
   std::uint32_t cached_tokens = 0;
+  std::uint32_t read_tokens = 0;  // of the prompt, as far as ranks told: cached or computed
   std::uint16_t attempts = 1;
 };
 
@@ -148,6 +149,7 @@ class RouterCore {
   [[nodiscard]] bool waits_for_rank(const Flight& flight) const;
   // When it has waited long enough for a rank of a kind that is away.
   [[nodiscard]] Instant absent_until(const Flight& flight) const;
+  static void saw_read(Flight& flight, std::uint64_t tokens);
   void note(Flight& flight, std::string_view event, std::string detail, Instant now);
   void note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans);
   [[nodiscard]] Flight* current(const wire::Envelope& message);

@@ -88,6 +88,7 @@ struct Flight {
   std::vector<wire::TokenValue> produced;
   bool ended = false;               // the client's ending was reported
   std::uint32_t cached_blocks = 0;  // really swapped in at attempt 1
+  std::uint32_t read_tokens = 0;    // of the prompt, that some rank has read or swapped in
 
   Instant submitted;
   Instant match_until = instant_never;

@@ -489,6 +489,54 @@ TEST_F(RouterTest, ARequestThatEndedWhileItWaitedWasBoundAgain) {
   expect_nothing_held();
 }
 
+TEST_F(RouterTest, AnEndingSaysHowMuchOfThePromptWasRead) {
+  grant(prefill0, 0);
+  grant(prefill1, 0);
+  const RequestId waits = submit();
+  matched(waits, 3);
+  core->cancel(waits, Code::cancelled, now);
+  listen();
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].read_tokens, 0U);
+  grant(prefill0, 8);
+  const RequestId bound = submit();
+  matched(bound, 0);
+  core->cancel(bound, Code::cancelled, now);
+  listen();
+  EXPECT_EQ(endings.back().read_tokens, 0U);
+  const auto over = [&](const RequestId& id) {
+    for (const std::string& rank : {prefill0, decode0, decode1}) done(rank, id, Code::cancelled);
+  };
+  over(bound);
+  const RequestId begun = submit();
+  matched(begun, 2);
+  wire::prefill_progress progress;
+  progress.computed_tokens = 12;
+  progress.swapped_blocks = 2;
+  say(prefill0, scope(begun), progress);
+  core->cancel(begun, Code::cancelled, now);
+  listen();
+  EXPECT_EQ(endings.back().read_tokens, 12U);
+  EXPECT_EQ(endings.back().cached_tokens, 8U);
+  over(begun);
+  const RequestId failed = submit();
+  matched(failed, 0);
+  wire::request_done counts;
+  counts.code = static_cast<wire::U16>(Code::unreachable);
+  counts.computed_tokens = 6;
+  say(prefill0, scope(failed), counts);
+  core->cancel(failed, Code::cancelled, now);
+  listen();
+  EXPECT_EQ(endings.back().read_tokens, 6U);
+  grant(prefill0, 100);
+  out.clear();
+  const RequestId answered = decoding();
+  lose(decode0);
+  core->cancel(answered, Code::cancelled, now);
+  listen();
+  EXPECT_EQ(endings.back().read_tokens, 18U);  // the prompt, without what was produced
+}
+
 TEST_F(RouterTest, AMessageCostTheFlightsOfEverybodyElse) {
   RouterCore::Options many = options();
   many.flights_max = 5000;
