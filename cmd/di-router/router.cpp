@@ -102,42 +102,58 @@ void Router::peer_up(const net::Member& member) {
              {{"peer", member.instance}, {"model", member.model}, {"served", config_.model_name}});
     return;
   }
+  if (rank && !rank_up(member)) return;
   peers_[member.id] = member;
-  if (rank && core_ == nullptr) {
-    auto layout = kv::Layout::decode(member.layout);
-    if (!layout) {
-      log_error("fleet", "unreadable layout", {{"peer", member.instance}, {"error", layout.error()}});
-      return;
+  if (core_ == nullptr) return;
+  core_->on_peer_up(member, daemon_->loop().now());
+  turn();
+}
+
+bool Router::rank_up(const net::Member& member) {
+  refused_.erase(member.id);
+  const auto joined = identity_.join(member);
+  if (!joined) {
+    if (joined.error().code == Code::exists) {
+      log_error("fleet", "rank of another model is refused",
+                {{"peer", member.instance}, {"error", joined.error()}});
+      refused_[member.id] = member;
+    } else {
+      log_error("fleet", "unreadable layout", {{"peer", member.instance}, {"error", joined.error()}});
     }
-    identity_.layout = std::make_shared<const kv::Layout>(*std::move(layout));
-    identity_.revision = member.revision;
-    identity_.script = member.role == "script";
+    return false;
+  }
+  if (core_ == nullptr) {
     request::RouterCore::Options options;
     options.flights_max = config_.requests_max;
     options.attempts_max = config_.attempts_max;
-    options.block_tokens = identity_.layout->block_tokens();
+    options.block_tokens = identity_.layout().block_tokens();
     options.match_wait = config_.match_wait;
     options.first_token_wait = config_.first_token_wait;
     options.next_token_wait = config_.next_token_wait;
     options.total_wait = config_.total_wait;
     options.seat_ahead_us = static_cast<double>(to_us(config_.seat_ahead));
     core_ = std::make_unique<request::RouterCore>(options);
-    for (const auto& [id, known] : peers_) {
-      if (id != member.id) core_->on_peer_up(known, daemon_->loop().now());
-    }
+    for (const auto& [id, known] : peers_) core_->on_peer_up(known, daemon_->loop().now());
+  } else if (*joined == request::Identity::Joined::other) {
+    log_info("fleet", "the ranks that come have another model: nothing cached with the old one is used",
+             {{"peer", member.instance}, {"revision", identity_.revision().text()}});
+    core_->start_over(identity_.layout().block_tokens(), "the model was replaced", daemon_->loop().now());
   }
-  if (core_ == nullptr) return;
-  core_->on_peer_up(member, daemon_->loop().now());
-  turn();
+  return true;
 }
 
 void Router::peer_lost(net::PeerId id) {
+  refused_.erase(id);
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   const std::string instance = found->second.instance;
   peers_.erase(found);
+  identity_.leave(instance);
   if (core_ != nullptr) core_->on_peer_lost(instance, daemon_->loop().now());
   turn();
+  if (!identity_.alone()) return;
+  // Who was refused for the sake of those that are gone.
+  for (const auto& [waiting, member] : std::exchange(refused_, {})) peer_up(member);
 }
 
 void Router::deliver(const net::Incoming& in) {
@@ -177,13 +193,13 @@ Status Router::submit(request::NewRequest request, const std::string& tenant, co
                       const std::string& cache_salt) {
   if (core_ == nullptr || secret_.empty()) return Error{Code::unreachable, 0, "no rank is up"};
   kv::ChainOrigin origin;
-  origin.fingerprint = identity_.layout->fingerprint();
-  origin.revision = identity_.revision;
+  origin.fingerprint = identity_.layout().fingerprint();
+  origin.revision = identity_.revision();
   origin.salt = kv::namespace_salt(secret_, {tenant, user_id, cache_salt});
   request.root = kv::chain_root(origin);
   request.tenant = kv::tenant_number(tenant);
-  request.keys = kv::chain_keys(request.root, request.prompt, identity_.layout->block_tokens());
-  if (!identity_.script) request.debug.clear();
+  request.keys = kv::chain_keys(request.root, request.prompt, identity_.layout().block_tokens());
+  if (!identity_.script()) request.debug.clear();
   const Status submitted = core_->submit(std::move(request), daemon_->loop().now());
   // The answer is registered by the caller before tokens can come: the turn follows in a post.
   daemon_->loop().post("submitted", [this] { turn(); });

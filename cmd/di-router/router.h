@@ -10,8 +10,8 @@
 #include "config.h"
 #include "daemon/daemon.h"
 #include "frontend.h"
-#include "kv/layout.h"
 #include "request/core.h"
+#include "request/identity.h"
 
 namespace di::router {
 
@@ -28,13 +28,6 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   bool on_ctl(const daemon::Words& words, daemon::Reply reply) override;
 
  private:
-  // What the ranks of the model agree on; di-meta refuses ranks that do not.
-  struct Identity {
-    std::shared_ptr<const kv::Layout> layout;
-    Key revision;
-    bool script = false;
-  };
-
   Status submit(request::NewRequest request, const std::string& tenant, const std::string& user_id,
                 const std::string& cache_salt) override;
   void cancel(const RequestId& id, Code reason) override;
@@ -43,6 +36,8 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   Result<account::KeyTable> load_keys(const Config& config) const;
   void deliver(const net::Incoming& in);
   void peer_up(const net::Member& member);
+  // Takes the rank's model for the router's, or says why the rank is not used.
+  bool rank_up(const net::Member& member);
   void peer_lost(net::PeerId id);
   // After anything that moved the core: messages out, tokens and endings to the front, timers.
   void turn();
@@ -54,9 +49,10 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   daemon::Daemon* daemon_ = nullptr;
   std::unique_ptr<Frontend> front_;
   std::unique_ptr<request::RouterCore> core_;
-  Identity identity_;
+  request::Identity identity_;
   Bytes secret_;  // namespace secret of the catalogue
   std::map<net::PeerId, net::Member> peers_;
+  std::map<net::PeerId, net::Member> refused_;  // ranks of another model than those that are up
   std::unique_ptr<loop::Timer> due_timer_;
   std::unique_ptr<loop::Timer> second_timer_;
   bool turning_ = false;

@@ -60,6 +60,18 @@ void RouterCore::end_all(Code code, std::string_view why, Instant now) {
   settle(now);
 }
 
+void RouterCore::start_over(std::uint32_t block_tokens, std::string_view why, Instant now) {
+  for (auto& [id, flight] : flights_) {
+    touch(flight);
+    if (!flight.ended) end(flight, Code::busy, std::string(why), wire::Finish::error, now);
+    close_leg(flight.prefill);
+    close_leg(flight.decode);
+  }
+  settle(now);
+  DI_ASSERT(flights_.empty());
+  options_.block_tokens = block_tokens;
+}
+
 namespace {
 
 // The message comes from the rank, and the start of it, that the leg is at.

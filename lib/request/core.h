@@ -81,6 +81,9 @@ class RouterCore {
   void cancel(const RequestId& id, Code reason, Instant now);
   // The same for all of them, with a word to their clients: the service stops.
   void end_all(Code code, std::string_view why, Instant now);
+  // The ranks that come have another model than those that were: blocks of so many tokens, and nothing that
+  // was begun with the old one goes on.
+  void start_over(std::uint32_t block_tokens, std::string_view why, Instant now);
 
   void on_message(const wire::Envelope& message, Instant now);
   void on_peer_up(const wire::Member& member, Instant now);

@@ -120,6 +120,30 @@ def ranks_with_other_blocks_do_not_join():
         hits()
 
 
+# The router knows the weights from the ranks; it took those of the first one for ever.
+def new_weights_behind_a_running_router_do_not_find_the_pages_of_the_old_ones():
+    def weights(digit):
+        return [f"{program}:model.revision={digit * 64}" for program in ("di-prefill", "di-decode")]
+    engine = [*engine_overrides(False), *SURE_HIT]
+    ranks = ("di-prefill.0", "di-decode.0")
+    with Fleet(overrides=[*engine, *weights("1")]) as fleet:
+        prompt = words(300, seed=9)
+        kept = fleet.pid("di-router.0")
+        ask_cold(fleet, prompt, max_tokens=4)
+        full = ask_hit(fleet, prompt, 1, max_tokens=4).cached()
+        for digit, found in (("2", 0), ("1", full)):
+            for rank in ranks:
+                fleet.kill(rank, signal.SIGTERM)
+            wait_for(lambda: not any(fleet.alive(rank) for rank in ranks), "the ranks to end")
+            fleet.overrides = [*engine, *weights(digit)]
+            fleet.up()
+            assert fleet.pid("di-router.0") == kept
+            # Once more with the old ones: what they wrote is theirs.
+            assert ask(fleet, prompt, max_tokens=4).cached() == found, digit
+            ask_hit(fleet, prompt, full, max_tokens=4)
+        fleet.await_idle(60)
+
+
 def a_hosts_news_comes_before_the_question_of_who_has_heard_of_it():
     """di-meta finds both when it looks up again, the host's pages and a match for them: it reads its peers in turns."""
     with Fleet(overrides=[*SURE_HIT]) as fleet:
@@ -312,7 +336,8 @@ def a_store_without_parity_is_emptied_while_it_can_be_read():
 if __name__ == "__main__":
     main([twice_and_after_killing_everything, a_volume_in_a_folder_is_found_again_after_killing_everything,
           cold_hit_and_sampled_are_equal_with_a_seed, users_and_salts_do_not_share,
-          ranks_with_other_blocks_do_not_join, a_store_without_parity_is_emptied_while_it_can_be_read,
+          ranks_with_other_blocks_do_not_join,
+          new_weights_behind_a_running_router_do_not_find_the_pages_of_the_old_ones, a_store_without_parity_is_emptied_while_it_can_be_read,
           what_a_stores_write_budget_does_not_allow_stays_in_the_arena,
           a_hosts_news_comes_before_the_question_of_who_has_heard_of_it,
           the_next_turn_of_a_conversation_hits_the_answer_too,

@@ -556,6 +556,29 @@ TEST_F(RouterTest, AMessageCostTheFlightsOfEverybodyElse) {
   EXPECT_EQ(core->visits() - before, 10U);
 }
 
+TEST_F(RouterTest, AnotherModelBehindTheNameEndsWhatWasBegunAndCountsItsOwnBlocks) {
+  const RequestId streams = decoding();
+  for (const std::string& name : {prefill0, prefill1, decode0, decode1}) lose(name);
+  const RequestId waits = submit();
+  core->start_over(8, "the model is another one now", now);
+  listen();
+  ASSERT_EQ(endings.size(), 2U);
+  for (const Ending& ending : endings) EXPECT_EQ(ending.code, Code::busy);
+  EXPECT_NE(core->find(streams), nullptr);
+  EXPECT_NE(core->find(waits), nullptr);
+  expect_nothing_held();
+  up(prefill0);
+  up(decode0);
+  out.clear();
+  NewRequest request;
+  request.model = "m";
+  request.prompt.resize(18);
+  request.keys.resize(2);
+  EXPECT_TRUE(core->submit(std::move(request), now).ok());
+  listen();
+  EXPECT_EQ(heard<wire::meta_match>(meta)->keys.size(), 2U);
+}
+
 TEST_F(RouterTest, ACancelledRequestStayedInTheQueue) {
   grant(prefill0, 0);
   grant(prefill1, 0);
