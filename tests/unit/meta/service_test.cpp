@@ -455,23 +455,29 @@ TEST_F(ServiceTest, ACatalogueThatIsNotWrittenHasNoHeartbeat) {
 
 TEST_F(ServiceTest, OthersAreAnsweredWhileARegistrationWaitsForTheCatalogue) {
   auto router = enter("di-router.0");
+  auto store = enter("di-kvd.store0", "store");
   sqlite::Database other = other_writer();
   ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
   Client late(loop, network, "di-kvd.host0", "host");
   late.join(loop);
   ASSERT_TRUE(until([&] { return directory->service->waiting() == 1; }));
+  // What the operator asks waits too, and nobody else for it.
+  std::optional<Status> drains;
+  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true,
+                                               [&](const Status& status) { drains = status; }));
   router->ask(wire::meta_match{Key{}, keys(6)});
   ASSERT_TRUE(until([&] { return router->matched.has_value(); }));
-  // Nor does a drain wait here.
   EXPECT_TRUE(directory->service->persister().waits());
   EXPECT_EQ(directory->service->persister().counters().rows, 0U);
-  EXPECT_FALSE(late.registered);
+  EXPECT_FALSE(late.registered || drains);
+  EXPECT_FALSE(directory->service->index().places().at(0).leaves);
   // It comes on another connection, as after three seconds without an answer.
   network.test_cut("meta");
   ASSERT_TRUE(until([&] { return router->ups == 2; }));
   EXPECT_EQ(directory->service->waiting(), 1U);
   ASSERT_TRUE(other.exec("ROLLBACK"));
-  ASSERT_TRUE(until([&] { return late.ups > 0; }));
+  ASSERT_TRUE(until([&] { return late.ups > 0 && drains; }));
+  EXPECT_TRUE(*drains);
   EXPECT_EQ(late.registered->generation, 1U);
   EXPECT_EQ(directory->service->waiting(), 0U);
   EXPECT_FALSE(late.refused.has_value());
