@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/fd_packet.h"
 
 namespace di::hold {
@@ -26,71 +25,67 @@ std::string name_of(const std::string& instance) {
   return "di-hold" + instance.substr(instance.find('.'));
 }
 
-class Holder {
- public:
-  Holder(const Options& options, Fd listening) : options_(options), listening_(std::move(listening)) {}
-
-  Status serve(int signals) {
-    const MonotonicClock clock;
-    Instant alone_since = clock.now();
-    while (true) {
-      std::vector<pollfd> waits{{signals, POLLIN, 0}, {listening_.get(), POLLIN, 0}};
-      for (const Fd& connection : connections_) waits.push_back({connection.get(), POLLIN, 0});
-      int wait_ms = -1;
-      if (connections_.empty()) {
-        const Duration left = alone_since + options_.alone - clock.now();
-        if (left.count() <= 0) return {};
-        wait_ms = static_cast<int>(std::min<std::int64_t>(to_ms(left) + 1, 60'000));
-      }
-      if (::poll(waits.data(), waits.size(), wait_ms) < 0) {
-        if (errno == EINTR) continue;
-        return errno_error("poll");
-      }
-      if (waits[0].revents != 0) return {};
-      std::vector<Fd> open;
-      for (std::size_t i = 0; i < connections_.size(); ++i) {
-        if (waits[i + 2].revents == 0 || answer(connections_[i].get()))
-          open.push_back(std::move(connections_[i]));
-      }
-      connections_ = std::move(open);
-      if (waits[1].revents != 0) accept_one();
-      if (!connections_.empty()) alone_since = clock.now();
-    }
-  }
-
- private:
-  void accept_one() {
-    Fd fd(::accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd.valid() || connections_.size() >= connections_max || !check_same_user(fd.get()).ok()) return;
-    connections_.push_back(std::move(fd));
-  }
-
-  // False: the connection is over.
-  bool answer(int connection) {
-    Result<FdPacket> packet = fd_packet_receive(connection, packet_bytes_max);
-    if (!packet) return packet.error().code == Code::busy;
-    const std::string_view line = as_text(packet->bytes);
-    if (line == "put " + options_.instance && packet->fd.valid()) {
-      kept_ = std::move(packet->fd);
-      return fd_packet_send(connection, as_bytes("ok"), -1).ok();
-    }
-    if (line == "get " + options_.instance) {
-      return fd_packet_send(connection, as_bytes(kept_.valid() ? "ok" : "none"), kept_.get()).ok();
-    }
-    if (line == "drop " + options_.instance) {
-      kept_.reset();
-      return fd_packet_send(connection, as_bytes("ok"), -1).ok();
-    }
-    return false;
-  }
-
-  const Options& options_;
-  Fd listening_;
-  Fd kept_;
-  std::vector<Fd> connections_;
-};
-
 }  // namespace
+
+Holder::Holder(std::string instance, Duration alone, Fd listening, int signals, const Clock& clock)
+    : instance_(std::move(instance)),
+      alone_(alone),
+      listening_(std::move(listening)),
+      signals_(signals),
+      clock_(clock),
+      alone_since_(clock.now()) {}
+
+Result<bool> Holder::round() {
+  std::vector<pollfd> waits{{signals_, POLLIN, 0}, {listening_.get(), POLLIN, 0}};
+  for (const Fd& connection : connections_) waits.push_back({connection.get(), POLLIN, 0});
+  int wait_ms = -1;
+  const bool was_alone = connections_.empty();
+  if (was_alone) {
+    const Duration left = alone_since_ + alone_ - clock_.now();
+    if (left.count() <= 0) return false;
+    wait_ms = static_cast<int>(std::min<std::int64_t>(to_ms(left) + 1, 60'000));
+  }
+  if (::poll(waits.data(), waits.size(), wait_ms) < 0) {
+    if (errno == EINTR) return true;
+    return errno_error("poll");
+  }
+  if (waits[0].revents != 0) return false;
+  std::vector<Fd> open;
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    if (waits[i + 2].revents == 0 || answer(connections_[i].get()))
+      open.push_back(std::move(connections_[i]));
+  }
+  connections_ = std::move(open);
+  if (waits[1].revents != 0) accept_one();
+  // From the end of the last connection, which may have been silent since it came.
+  if (!was_alone && connections_.empty()) alone_since_ = clock_.now();
+  return true;
+}
+
+void Holder::accept_one() {
+  Fd fd(::accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd.valid() || connections_.size() >= connections_max || !check_same_user(fd.get()).ok()) return;
+  connections_.push_back(std::move(fd));
+}
+
+// False: the connection is over.
+bool Holder::answer(int connection) {
+  Result<FdPacket> packet = fd_packet_receive(connection, packet_bytes_max);
+  if (!packet) return packet.error().code == Code::busy;
+  const std::string_view line = as_text(packet->bytes);
+  if (line == "put " + instance_ && packet->fd.valid()) {
+    kept_ = std::move(packet->fd);
+    return fd_packet_send(connection, as_bytes("ok"), -1).ok();
+  }
+  if (line == "get " + instance_) {
+    return fd_packet_send(connection, as_bytes(kept_.valid() ? "ok" : "none"), kept_.get()).ok();
+  }
+  if (line == "drop " + instance_) {
+    kept_.reset();
+    return fd_packet_send(connection, as_bytes("ok"), -1).ok();
+  }
+  return false;
+}
 
 Status run(const Options& options) {
   // What stops a terminal's programs does not stop this one.
@@ -117,12 +112,14 @@ Status run(const Options& options) {
   if (::ftruncate(pid.get(), 0) != 0 || ::pwrite(pid.get(), text.data(), text.size(), 0) < 0)
     return errno_error("write " + path);
 
-  Holder holder(options, std::move(listening));
-  const Status status = holder.serve(signals.get());
+  const MonotonicClock clock;
+  Holder holder(options.instance, options.alone, std::move(listening), signals.get(), clock);
+  Result<bool> goes_on = true;
+  while (goes_on && *goes_on) goes_on = holder.round();
   // Both names first: whoever comes now makes a holder of its own.
   ::unlink((options.run_dir + "/" + name_of(options.instance) + ".sock").c_str());
   ::unlink(path.c_str());
-  return status;
+  return goes_on ? Status() : Status(goes_on.error());
 }
 
 }  // namespace di::hold

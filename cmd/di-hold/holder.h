@@ -12,7 +12,10 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
+#include "base/clock.h"
+#include "base/fd.h"
 #include "base/result.h"
 #include "base/time.h"
 
@@ -26,6 +29,29 @@ struct Options {
   std::string run_dir;
   int listen_fd = -1;
   Duration alone = seconds(600);  // without a connection, until the end
+};
+
+class Holder {
+ public:
+  // `signals`: readable when it is to end.  `listening` does not block.
+  Holder(std::string instance, Duration alone, Fd listening, int signals, const Clock& clock);
+
+  // Waits for the next thing to happen and answers it.  False: it is over, because it was told so or nobody
+  // has been connected for `alone`.  Errors: io.
+  Result<bool> round();
+
+ private:
+  void accept_one();
+  bool answer(int connection);
+
+  const std::string instance_;
+  const Duration alone_;
+  const Fd listening_;
+  const int signals_;
+  const Clock& clock_;
+  Instant alone_since_;  // while there is no connection
+  Fd kept_;
+  std::vector<Fd> connections_;
 };
 
 // Returns after SIGTERM or SIGINT, or when nobody has been connected for `alone`.  Errors: io, exists
