@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/crypto.h"
+#include "daemon/ready.h"
 #include "fault_disk.h"
 #include "net/envelope.h"
 #include "store/disk_folder.h"
@@ -24,6 +25,10 @@ constexpr Duration fault_delay = milliseconds(1500);
 constexpr std::size_t delayed_max = 64;
 // A volume that is written once from end to end says so often how far it is.
 constexpr Duration progress_every = seconds(10);
+// And so often, from the first byte on, asks systemd for more time to start.
+constexpr Duration extend_every = seconds(1);
+// Who puts a volume back into service waits so long for its disk.
+constexpr Duration return_wait = seconds(10);
 // The disk is looked at every second; without a look, or with one that found it failed, the store is not ready.
 constexpr Duration disk_late_after = seconds(10);
 
@@ -127,8 +132,13 @@ Status store_validate(const StoreConfig& config) {
 }
 
 std::function<void(std::uint64_t)> StoreRole::progress_of(const std::string& path) const {
-  return [this, path, told = MonotonicClock().now()](std::uint64_t bytes) mutable {
+  return [this, path, told = MonotonicClock().now(),
+          extended = std::optional<Instant>()](std::uint64_t bytes) mutable {
     const Instant now = MonotonicClock().now();
+    if (!extended || now - *extended >= extend_every) {
+      extended = now;
+      daemon::notify_supervisor("EXTEND_TIMEOUT_USEC=60000000");
+    }
     if (now - told < progress_every) return;
     told = now;
     log_info("store", "volume is being written once",
@@ -261,6 +271,9 @@ Status StoreRole::on_prepare(daemon::Daemon& daemon) {
       if (code != Code::corrupt && code != Code::io && code != Code::not_found) return opened.error();
       log_error("store", "volume out of service: it cannot be opened",
                 {{"path", path}, {"error", opened.error()}});
+      if (opened.error().os_errno == EROFS)
+        log_error("store", "volume on a read-only file system: it failed, or the service may not write there",
+                  {{"path", path}, {"hint", "ReadWritePaths= of the unit"}});
       Opened without;
       without.backing.refused = opened.error();
       opened = std::move(without);
@@ -340,7 +353,9 @@ Status StoreRole::on_start(daemon::Daemon& daemon) {
 
 StoreRole::~StoreRole() {
   *alive_ = false;
-  if (opener_.joinable()) opener_.join();
+  for (auto& [volume, returning] : returning_) {
+    if (returning.opener.joinable()) returning.opener.join();
+  }
 }
 
 void StoreRole::on_stop(daemon::Daemon& daemon) {
@@ -617,10 +632,10 @@ void StoreRole::ctl_return(const std::string& number, daemon::Reply reply) {
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), volume);
   if (error != std::errc{} || end != number.data() + number.size())
     return reply.fail(Error{Code::invalid, 0, "'" + number + "' is no number of a volume"});
-  if (returning_) return reply.fail(Error{Code::busy, 0, "another volume is being opened"});
+  if (returning_.contains(volume))
+    return reply.fail(Error{Code::busy, 0, "volume " + number + " is being opened"});
   const Status closing = server_->volume_close(volume, [this, volume] {
-    if (opener_.joinable()) opener_.join();
-    opener_ = std::thread([this, volume, path = server_->mounts()[volume]->path()] {
+    returning_.at(volume).opener = std::thread([this, volume, path = server_->mounts()[volume]->path()] {
       auto opened = std::make_shared<Result<Opened>>(open_volume(path));
       daemon_->loop().post("volume opened", [this, alive = alive_, volume, opened] {
         if (*alive) return_opened(volume, std::move(*opened));
@@ -628,11 +643,25 @@ void StoreRole::ctl_return(const std::string& number, daemon::Reply reply) {
     });
   });
   if (!closing.ok()) return reply.fail(closing.error());
-  returning_ = std::move(reply);
+  Returning& returning = returning_[volume];
+  returning.reply = std::move(reply);
+  returning.late = std::make_unique<loop::Timer>(daemon_->loop(), loop::TimerKind::liveness, "volume return",
+                                                 [this, volume] { return_late(volume); });
+  returning.late->start_after(return_wait);
+}
+
+// What was begun on the disk, or its opening, does not end.  Nothing is given up.
+void StoreRole::return_late(std::uint16_t volume) {
+  std::exchange(returning_.at(volume).reply, std::nullopt)
+      ->fail(Error{Code::busy, 0,
+                   server_->mounts()[volume]->path() +
+                       ": its disk does not answer yet: the volume is in service when it does"});
 }
 
 void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
-  daemon::Reply reply = *std::exchange(returning_, std::nullopt);
+  Returning returning = std::move(returning_.extract(volume).mapped());
+  returning.opener.join();
+  std::optional<daemon::Reply>& reply = returning.reply;
   const store::Mount& mount = *server_->mounts()[volume];
   if (opened) {
     if (Status pool = add_pool(*opened, volume, mount.figures()); !pool.ok()) opened = pool.error();
@@ -645,17 +674,19 @@ void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
     Error why = opened.error();
     if (why.code == Code::corrupt)
       why.message += ": put a whole volume there, or take the damaged one away for an empty one, and repeat";
-    return reply.fail(why);
+    if (reply) reply->fail(why);
+    return;
   }
   direct_[volume] = opened->direct;
   server_->volume_open(volume, std::move(opened->backing));
   log_info("store", "volume in service again", {{"path", mount.path()}});
+  if (!reply) return;
   daemon::Row row;
   row.number("volume", volume)
       .text("path", mount.path())
       .text("state", state_of(mount))
       .number("columns", mount.stats().slots_live);
-  reply.end(row);
+  reply->end(row);
 }
 
 void StoreRole::tell_degraded() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,7 +58,7 @@ class StoreRole final : public daemon::Program {
   Result<Opened> open_volume(const std::string& path) const;
   Result<store::DiskFile> make_volume(const std::string& path) const;
   Result<store::DiskFile> make_folder(const std::string& path) const;
-  // Tells now and then how far a volume is that is being made.
+  // Tells now and then how far a volume is that is being made, and the supervisor that it goes on.
   [[nodiscard]] std::function<void(std::uint64_t)> progress_of(const std::string& path) const;
   Status make_on_device(const std::string& path, store::Disk& disk) const;
   // Gives an opened volume its thread.
@@ -74,6 +75,7 @@ class StoreRole final : public daemon::Program {
   void ctl_check(daemon::Reply reply);
   void ctl_volumes(daemon::Reply reply);
   void ctl_return(const std::string& number, daemon::Reply reply);
+  void return_late(std::uint16_t volume);
   void return_opened(std::uint16_t volume, Result<Opened> opened);
   void ctl_kv(daemon::Reply reply);
   void scrub_tell();
@@ -97,10 +99,15 @@ class StoreRole final : public daemon::Program {
   std::unique_ptr<loop::Timer> watch_timer_;
   std::unique_ptr<DataPlane> plane_;
   std::unique_ptr<store::Server> server_;
-  // A volume that is being put back into service: it is opened beside the loop, one at a time.
-  std::optional<daemon::Reply> returning_;
+  // Volumes that are being put back into service, each opened by a thread of its own beside the loop: a disk
+  // that does not answer keeps nobody else from it.
+  struct Returning {
+    std::optional<daemon::Reply> reply;  // none: the caller was told that it takes longer
+    std::unique_ptr<loop::Timer> late;
+    std::thread opener;
+  };
+  std::map<std::uint16_t, Returning> returning_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::thread opener_;
 };
 
 }  // namespace di::kvd

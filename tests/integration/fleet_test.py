@@ -1,5 +1,6 @@
 """di-up, di-down and di-ctl: starting, supervising, asking and stopping a fleet as a whole."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -474,6 +475,61 @@ def a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_me
         fleet.await_idle(60)
 
 
+def a_disk_that_does_not_answer_keeps_no_other_volume_from_its_return():
+    store = "di-kvd.store0"
+    bytes_of_a_volume = 16 << 20
+    with Fleet(overrides=[f'{store}:store.volumes=["a","b"]', f"{store}:store.capacity=16MiB"]) as fleet:
+        volumes = lambda: {r["volume"]: r for r in fleet.ctl("show", "volumes")}
+        paths = [fleet.run / f"{store}.{name}" for name in "ab"]
+        fleet.kill(store)
+        wait_for(lambda: not fleet.alive(store), "the end of the store")
+        for path in paths:
+            os.truncate(path, 1_000_001)
+        up_again(fleet)
+        assert {r["state"] for r in volumes().values()} == {"failed"}, volumes()
+        for path in paths:
+            os.truncate(path, bytes_of_a_volume)
+        # Who opens the file of the first waits until this process lets go of it.
+        with open(paths[0], "r+b") as leased:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            late = subprocess.Popen([str(BIN / "di-ctl"), "-r", str(fleet.run), "kv", "volume", "return", "0", store],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            wait_for(lambda: fcntl.fcntl(leased, fcntl.F_GETLEASE) != fcntl.F_WRLCK, "the store to wait for the file")
+            row = fleet.ctl("kv", "volume", "return", "1", store)[0]
+            assert row["state"] == "up", row
+            done = ctl(fleet, "kv", "volume", "return", "0", store)
+            assert done.returncode == 1 and "volume 0 is being opened" in done.stderr, done
+            _, told = late.communicate(timeout=60 * PATIENCE)
+            assert late.returncode == 1 and "does not answer yet" in told, told
+            assert volumes()[0]["state"] == "failed" and volumes()[1]["state"] == "up", volumes()
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        wait_for(lambda: volumes()[0]["state"] == "up", "the first volume")
+
+
+def a_volume_that_is_written_once_asks_systemd_for_time():
+    store = "di-kvd.store0"
+    with Fleet() as fleet, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        fleet.kill(store)
+        wait_for(lambda: not fleet.alive(store), "the end of the store")
+        os.unlink(fleet.run / f"{store}.volume")
+        manager.bind(str(fleet.run / "notify"))
+        manager.settimeout(60 * PATIENCE)
+        command = [str(BIN / "di-kvd"), "-f", str(SOURCE / "etc/local/di-kvd.store.toml"), "-o", f"run.dir={fleet.run}",
+                   "-o", f"run.instance={store}", "-o", "store.prewrite=true"]
+        with open(fleet.run / f"{store}.log", "a") as log:
+            process = subprocess.Popen(command, env=dict(os.environ, NOTIFY_SOCKET=str(fleet.run / "notify")),
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            said = []
+            while "READY=1" not in said:
+                said += manager.recv(4096).decode().splitlines()
+            assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in said[:said.index("READY=1")]), said
+        finally:
+            process.terminate()
+            process.wait(60 * PATIENCE)
+
+
 def manual_clock_moves_every_daemon():
     with Fleet(overrides=[f"{p}:clock.manual=true" for p in ("di-meta", "di-kvd", "di-prefill", "di-decode",
                                                              "di-router")]) as fleet:
@@ -581,6 +637,8 @@ main([
     an_error_of_a_command_says_what_to_do,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
     a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended,
+    a_disk_that_does_not_answer_keeps_no_other_volume_from_its_return,
+    a_volume_that_is_written_once_asks_systemd_for_time,
     manual_clock_moves_every_daemon,
     a_directory_that_cannot_write_its_catalogue_is_late,
     a_host_whose_write_backs_stand_still_is_late,
