@@ -287,6 +287,12 @@ void ArenaOwner::set_generation(std::uint32_t generation) {
 
 bool ArenaOwner::set_layout(const Layout& layout) {
   const Bytes& descriptor = layout.descriptor();
+  // Each rank that comes again says what is known.  Writing it anew would leave a moment in which a kill costs
+  // the next owner all pages.
+  if (header().layout_bytes == descriptor.size() && header().layout_crc == crc32c(descriptor) &&
+      std::memcmp(base_ + plan_.layout, descriptor.data(), descriptor.size()) == 0) {
+    return true;
+  }
   // A next owner that comes in the middle finds no layout, and no sealed page has been written by it yet.
   header().layout_bytes = 0;
   if (descriptor.size() > arena_layout_bytes_max) return false;

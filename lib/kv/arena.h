@@ -120,7 +120,8 @@ class ArenaOwner {
   [[nodiscard]] bool huge_pages() const { return align_ == arena_huge_page_bytes; }
   // False when the limits did not allow to lock the memory.
   [[nodiscard]] bool locked() const { return locked_; }
-  // The layout of the pages, for the next owner.  False when its descriptor is too long to be kept.
+  // The layout of the pages, for the next owner; writes nothing when it is there already.  False when its
+  // descriptor is too long to be kept.
   bool set_layout(const Layout& layout);
   // Whether some process may still use the memory on behalf of an earlier owner.
   [[nodiscard]] bool former_users() const;

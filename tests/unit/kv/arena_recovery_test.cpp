@@ -333,6 +333,17 @@ TEST_F(ArenaRecoveryTest, another_memory_is_mapped_anew) {
   EXPECT_NE(mapped->mapping(), client->mapping());
 }
 
+// A kill while it is written anew, at each rank that comes back, would lose every page.
+TEST_F(ArenaRecoveryTest, a_layout_that_is_known_is_not_written_again) {
+  const ArenaPlan plan = ArenaPlan::of(options.slots_max, options.entries_max, arena_page_bytes);
+  std::byte* index = owner->payload(0, 1).data() - plan.payload;
+  ASSERT_EQ(::mprotect(index, plan.payload, PROT_READ), 0);
+  EXPECT_TRUE(owner->set_layout(layout));  // or the test is killed here
+  ASSERT_EQ(::mprotect(index, plan.payload, PROT_READ | PROT_WRITE), 0);
+  const Kept kept = restart();
+  EXPECT_TRUE(kept.former.layout == layout);
+}
+
 TEST_F(ArenaRecoveryTest, prefault_keeps_what_is_there) {
   seal(*owner, 0, 1, 100, 2);
   options.prefault = true;
