@@ -85,9 +85,10 @@ ShmServer::ShmServer(loop::Loop& loop, std::string path, Fd fd, Region region, E
       path_(std::move(path)),
       fd_(std::move(fd)),
       region_(std::move(region)),
-      events_(std::move(events)) {
+      events_(std::move(events)),
+      accept_timer_(loop, loop::TimerKind::liveness, "shm-accept", [this] { accept_again(); }) {
   watch_ = std::make_unique<loop::Watch>(loop_, fd_.get(), "shm-listen");
-  watch_->on_readable([this] { accept_all(); });
+  accept_again();
 }
 
 ShmServer::~ShmServer() {
@@ -96,10 +97,25 @@ ShmServer::~ShmServer() {
   ::unlink(path_.c_str());
 }
 
+void ShmServer::accept_again() {
+  watch_->on_readable([this] { accept_all(); });
+}
+
 void ShmServer::accept_all() {
   while (true) {
     Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd.valid()) return;
+    if (!fd.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        accept_failed_ = false;
+        return;
+      }
+      // The socket stays readable, so it is left alone for a while.
+      if (!std::exchange(accept_failed_, true))
+        log_warn("shm", "no client is accepted", {{"error", errno_error("accept " + path_)}});
+      watch_->on_readable(nullptr);
+      return accept_timer_.start_after(shm_accept_pause);
+    }
     if (const Status same = check_same_user(fd.get()); !same.ok()) {
       log_warn("shm", "refused a client", {{"error", same.error()}});
       continue;

@@ -26,6 +26,8 @@ namespace di::transfer {
 inline constexpr std::size_t shm_clients_max = 256;
 inline constexpr std::size_t shm_packet_bytes_max = 4096;
 inline constexpr Duration shm_hello_within = seconds(5);
+// Without a descriptor for a client, the next try.
+inline constexpr Duration shm_accept_pause = milliseconds(500);
 
 class ShmServer {
  public:
@@ -57,6 +59,7 @@ class ShmServer {
  private:
   struct Connection;
   ShmServer(loop::Loop& loop, std::string path, Fd fd, Region region, Events events);
+  void accept_again();
   void accept_all();
   void receive(Connection& connection);
   void end(Connection& connection);
@@ -67,6 +70,8 @@ class ShmServer {
   Region region_;
   Events events_;
   std::list<std::unique_ptr<Connection>> connections_;
+  loop::Timer accept_timer_;
+  bool accept_failed_ = false;  // and said so
   std::unique_ptr<loop::Watch> watch_;
 };
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -133,6 +134,27 @@ TEST_F(ShmTest, nonsense_ends_the_connection_without_an_answer) {
   }));
   EXPECT_TRUE(came.empty());
   EXPECT_TRUE(went.empty());
+}
+
+TEST_F(ShmTest, without_a_descriptor_the_client_is_taken_later_and_the_loop_does_not_spin) {
+  serve();
+  ASSERT_TRUE(attach("di-decode.0").ok());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = ::dup(memory.get());
+  ::close(next);
+  const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::size_t turns = 0;
+  loop.on_turn_end([&] { ++turns; });
+  bool waited = false;
+  loop::Timer wait(loop, loop::TimerKind::liveness, "wait", [&] { waited = true; });
+  wait.start_after(2 * shm_accept_pause);
+  EXPECT_TRUE(until([&] { return waited; }));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LT(turns, 20u);
+  EXPECT_TRUE(came.empty());
+  EXPECT_TRUE(until([&] { return received.valid() && !came.empty(); }));
 }
 
 TEST_F(ShmTest, path_that_no_socket_can_have_is_refused) {
