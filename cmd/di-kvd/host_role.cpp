@@ -1,5 +1,7 @@
 #include "host_role.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <set>
 
@@ -307,9 +309,10 @@ Status HostRole::open_arena(const host::Core::Options& options, const kv::ArenaO
   if (opened->former) {
     if (const Status restored = core_->restore(*std::move(opened->former)); !restored.ok()) {
       log_warn("arena", "the parked arena is of no use", {{"error", restored.error()}});
+      Fd former(::fcntl(arena_->fd(), F_DUPFD_CLOEXEC, 0));
       core_.reset();
       arena_.reset();
-      opened = arena_make(*parking_, arena);
+      opened = arena_make(*parking_, arena, std::move(former));
       if (!opened) return opened.error();
       arena_ = std::move(opened->arena);
       make_core(options);

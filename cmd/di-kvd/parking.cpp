@@ -25,7 +25,7 @@ namespace di::kvd {
 namespace {
 
 constexpr std::string_view stored_name = "arena";
-constexpr int answer_wait_ms = 1000;
+constexpr std::size_t answer_bytes_max = 64;
 constexpr Duration replace_after = seconds(1);
 // The listening socket in the holder.
 constexpr int holder_listen_fd = 3;
@@ -42,11 +42,12 @@ Result<Fd> make_socket() {
 
 }  // namespace
 
-Parking::Parking(Park mode, std::string run_dir, std::string instance)
+Parking::Parking(Park mode, std::string run_dir, std::string instance, Duration answer_wait)
     : mode_(mode),
       run_dir_(std::move(run_dir)),
       instance_(std::move(instance)),
-      socket_path_(run_dir_ + "/" + holder_name(instance_) + ".sock") {
+      socket_path_(run_dir_ + "/" + holder_name(instance_) + ".sock"),
+      answer_wait_(answer_wait) {
   if (mode_ == Park::automatic) mode_ = daemon::supervisor_stores_fds() ? Park::systemd : Park::holder;
 }
 
@@ -71,11 +72,8 @@ Fd Parking::take() {
   if (Result<Fd> there = connect_holder()) holder_ = *std::move(there);
   if (!holder_.valid()) return {};
   Fd kept;
-  const Result<bool> found = ask("get", -1, &kept);
-  if (!found) {
+  if (const Result<bool> found = ask("get", -1, &kept); !found)
     log_warn("arena", "the holder does not answer", {{"error", found.error()}});
-    holder_.reset();
-  }
   return kept;
 }
 
@@ -90,51 +88,86 @@ Status Parking::put(int fd) {
     case Park::holder:
       break;
   }
-  if (!holder_.valid()) {
-    Result<Fd> started = start_holder();
-    if (!started) return started.error();
-    holder_ = *std::move(started);
-  }
+  DI_TRY(reach_holder());
   const Result<bool> done = ask("put", fd, nullptr);
-  if (done && *done) return {};
+  if (!done) return done.error();
+  if (*done) return {};
   holder_.reset();
-  return done ? Status(Error{Code::io, 0, "the holder refused the descriptor"}) : Status(done.error());
+  return Error{Code::io, 0, "the holder refused the descriptor"};
 }
 
 void Parking::drop() {
   if (mode_ == Park::systemd) daemon::supervisor_drop_fd(stored_name);
-  if (mode_ == Park::holder && holder_.valid()) static_cast<void>(ask("drop", -1, nullptr));
+  if (mode_ != Park::holder) return;
+  if (!holder_.valid()) {
+    if (Result<Fd> there = connect_holder()) holder_ = *std::move(there);
+  }
+  if (!holder_.valid()) return;
+  if (const Result<bool> done = ask("drop", -1, nullptr); !done)
+    log_warn("arena", "the holder does not answer", {{"error", done.error()}});
 }
 
 void Parking::watch(loop::Loop& loop, int fd) {
   if (mode_ != Park::holder) return;
   loop_ = &loop;
   fd_ = fd;
-  retry_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena holder",
-                                         [this] { replace_holder(); });
+  retry_ =
+      std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena holder", [this] { on_retry(); });
   if (!holder_.valid()) return retry_->start_after(replace_after);
-  watch_ = std::make_unique<loop::Watch>(loop, holder_.get(), "arena holder");
+  watch_holder();
+}
+
+void Parking::watch_holder() {
+  watch_ = std::make_unique<loop::Watch>(*loop_, holder_.get(), "arena holder");
   watch_->on_readable([this] { holder_readable(); });
 }
 
-// It says nothing unasked: this is its end.
 void Parking::holder_readable() {
+  const Result<FdPacket> packet = fd_packet_receive(holder_.get(), answer_bytes_max);
+  if (packet && putting_) {
+    if (as_text(packet->bytes) != "ok")
+      return not_parked(Error{Code::io, 0, "the holder refused the descriptor"});
+    putting_ = false;
+    retry_->cancel();
+    return log_info("arena", "parked again");
+  }
+  if (packet || packet.error().code == Code::busy) return;
+  if (putting_) return not_parked(packet.error());
   log_warn("arena", "the holder ended");
-  watch_.reset();
-  holder_.reset();
-  if (child_ > 0 && ::waitpid(child_, nullptr, WNOHANG) == child_) child_ = 0;
+  let_go();
   retry_->start_after(replace_after);
 }
 
-void Parking::replace_holder() {
+void Parking::on_retry() {
   if (child_ > 0 && ::waitpid(child_, nullptr, WNOHANG) == child_) child_ = 0;
-  if (const Status status = put(fd_); !status.ok()) {
-    log_warn("arena", "not parked", {{"error", status.error()}});
-    return retry_->start_after(replace_after);
-  }
-  log_info("arena", "parked again");
-  watch_ = std::make_unique<loop::Watch>(*loop_, holder_.get(), "arena holder");
-  watch_->on_readable([this] { holder_readable(); });
+  if (putting_) return not_parked(Error{Code::timeout, 0, "no answer"});
+  if (const Status reached = reach_holder(); !reached.ok()) return not_parked(reached.error());
+  if (const Status sent = fd_packet_send(holder_.get(), as_bytes(line_of("put")), fd_); !sent.ok())
+    return not_parked(sent.error());
+  putting_ = true;
+  watch_holder();
+  retry_->start_after(answer_wait_);
+}
+
+void Parking::not_parked(const Error& why) {
+  log_warn("arena", "not parked", {{"error", why}});
+  let_go();
+  retry_->start_after(replace_after);
+}
+
+void Parking::let_go() {
+  putting_ = false;
+  watch_.reset();
+  holder_.reset();
+}
+
+Status Parking::reach_holder() {
+  if (holder_.valid()) return {};
+  Result<Fd> there = connect_holder();
+  if (!there && there.error().code == Code::unreachable) there = start_holder();
+  if (!there) return there.error();
+  holder_ = *std::move(there);
+  return {};
 }
 
 Result<Fd> Parking::connect_holder() const {
@@ -142,8 +175,12 @@ Result<Fd> Parking::connect_holder() const {
   if (!address) return address.error();
   Result<Fd> fd = make_socket();
   if (!fd) return fd.error();
-  if (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
-    return errno_error("connect " + socket_path_);
+  if (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
+    const int why = errno;
+    Error error = errno_error("connect " + socket_path_, why);
+    if (why == ENOENT || why == ECONNREFUSED) error.code = Code::unreachable;
+    return error;
+  }
   if (Status same = check_same_user(fd->get()); !same.ok()) return same.error();
   return fd;
 }
@@ -195,13 +232,22 @@ Result<Fd> Parking::start_holder() {
   return connect_holder();
 }
 
+std::string Parking::line_of(std::string_view word) const {
+  return std::string(word) + " " + instance_;
+}
+
 Result<bool> Parking::ask(std::string_view word, int fd, Fd* answer) {
-  const std::string line = std::string(word) + " " + instance_;
-  if (Status sent = fd_packet_send(holder_.get(), as_bytes(line), fd); !sent.ok()) return sent.error();
+  const auto failed = [this](Error why) {
+    holder_.reset();
+    return why;
+  };
+  if (const Status sent = fd_packet_send(holder_.get(), as_bytes(line_of(word)), fd); !sent.ok())
+    return failed(sent.error());
   pollfd wait{holder_.get(), POLLIN, 0};
-  if (::poll(&wait, 1, answer_wait_ms) <= 0) return Error{Code::timeout, 0, "no answer"};
-  Result<FdPacket> packet = fd_packet_receive(holder_.get(), 64);
-  if (!packet) return packet.error();
+  if (::poll(&wait, 1, static_cast<int>(to_ms(answer_wait_))) <= 0)
+    return failed(Error{Code::timeout, 0, "no answer"});
+  Result<FdPacket> packet = fd_packet_receive(holder_.get(), answer_bytes_max);
+  if (!packet) return failed(packet.error());
   if (answer != nullptr) *answer = std::move(packet->fd);
   return as_text(packet->bytes) == "ok";
 }

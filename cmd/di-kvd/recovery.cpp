@@ -1,10 +1,15 @@
 #include "recovery.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "daemon/ready.h"
 
 namespace di::kvd {
 
@@ -16,12 +21,44 @@ constexpr std::size_t results_a_post = 64;
 // Processes let go within a step of their engines, or when they end.
 constexpr Duration look_every = milliseconds(20);
 
+// A prefault that fails has taken and given back what there is.
+constexpr Duration make_again_after = milliseconds(500);
+
+// What systemd is asked for while a start waits; longer than arena_let_go_within.
+constexpr std::string_view more_time = "EXTEND_TIMEOUT_USEC=30000000";
+
+void let_go(Parking& parking, Fd former, Instant until) {
+  const MonotonicClock clock;
+  kv::ArenaOwner::give_up(former.get());
+  parking.drop();
+  daemon::notify_supervisor(more_time);
+  while (kv::ArenaOwner::mapped(former.get())) {
+    if (clock.now() >= until)
+      return log_warn("arena", "a process keeps the former arena: there may not be memory for two");
+    std::this_thread::sleep_for(look_every);
+  }
+}
+
 }  // namespace
 
-Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& options) {
-  // First the old one, so that there is never memory for two.
-  parking.drop();
+Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& options, Fd former) {
+  const MonotonicClock clock;
+  const Instant until = clock.now() + arena_let_go_within;
+  if (former.valid()) {
+    let_go(parking, std::move(former), until);
+  } else {
+    parking.drop();
+  }
   auto made = kv::ArenaOwner::create(options);
+  // That of an owner whose arena was not parked may still be on its way back.
+  if (!made && made.error().code == Code::no_space) {
+    log_info("arena", "no memory yet", {{"bytes", options.payload_bytes}, {"error", made.error()}});
+    daemon::notify_supervisor(more_time);
+  }
+  while (!made && made.error().code == Code::no_space && clock.now() < until) {
+    std::this_thread::sleep_for(make_again_after);
+    made = kv::ArenaOwner::create(options);
+  }
   if (!made) return made.error();
   OpenedArena opened{*std::move(made), std::nullopt};
   if (const Status parked = parking.put(opened.arena->fd()); !parked.ok())
@@ -31,12 +68,13 @@ Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& 
 
 Result<OpenedArena> arena_open(Parking& parking, const kv::ArenaOwner::Options& options) {
   Fd parked = parking.take();
-  if (!parked.valid()) return arena_make(parking, options);
+  if (!parked.valid()) return arena_make(parking, options, {});
   OpenedArena opened;
+  Fd former(::fcntl(parked.get(), F_DUPFD_CLOEXEC, 0));
   auto taken = kv::ArenaOwner::take_over(std::move(parked), options, opened.former.emplace());
   if (!taken) {
     log_warn("arena", "the parked arena is of no use", {{"error", taken.error()}});
-    return arena_make(parking, options);
+    return arena_make(parking, options, std::move(former));
   }
   opened.arena = *std::move(taken);
   return opened;

@@ -20,14 +20,19 @@
 
 namespace di::kvd {
 
+// A rank lets go when it sees that nobody will own its mapping, or has had no arena for a while (lib/worker),
+// and its batch is over.
+inline constexpr Duration arena_let_go_within = seconds(20);
+
 struct OpenedArena {
   std::unique_ptr<kv::ArenaOwner> arena;
   std::optional<kv::Former> former;  // it was parked
 };
-// Takes what is parked if it is what `options` ask for.  A new arena is parked by arena_park().
+// Takes what is parked if it is what `options` ask for, or makes a new one and parks it.
 Result<OpenedArena> arena_open(Parking& parking, const kv::ArenaOwner::Options& options);
-// A new one, whatever is parked.
-Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& options);
+// A new one, whatever is parked.  `former` is the memory that it replaces, if there is one: it is given up and
+// waited for, at most arena_let_go_within, because there may not be memory for two.
+Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& options, Fd former);
 
 // Compares the bytes of the pages of an earlier start with their checksums, and waits for the processes of
 // that time to let go.  `moved` is called after each step that the core took.

@@ -60,6 +60,29 @@ Error corrupt(std::string what) {
 Error stale() {
   return Error{Code::stale, 0, "arena: the slot has another generation"};
 }
+// A shared lock on one byte of the memory, through a file description of its own: the one that was passed is
+// shared with the owner, and so would its locks be.
+Result<Fd> lock_byte(int fd, std::uint64_t at) {
+  Fd own(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!own.valid()) return errno_error("arena: open");
+  struct flock lock {};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(at);
+  lock.l_len = 1;
+  if (::fcntl(own.get(), F_OFD_SETLK, &lock) != 0) return errno_error("arena: lock");
+  return own;
+}
+// Whether others hold locks below `end`; 0: anywhere.
+bool bytes_locked(int fd, std::uint64_t end) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = 0;
+  lock.l_len = static_cast<off_t>(end);
+  // A lock that cannot be asked for is taken for one that is held.
+  return ::fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
 bool in_quarantine(const SlotEntry& entry) {
   return entry.state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(SlotState::quarantined);
 }
@@ -305,13 +328,25 @@ bool ArenaOwner::set_layout(const Layout& layout) {
 }
 
 bool ArenaOwner::former_users() const {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = 0;
-  lock.l_len = epoch_;
-  // A lock that cannot be asked for is taken for one that is held.
-  return ::fcntl(fd_.get(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  return bytes_locked(fd_.get(), epoch_);
+}
+bool ArenaOwner::mapped(int fd) {
+  return bytes_locked(fd, 0);
+}
+
+void ArenaOwner::give_up(int fd) {
+  std::uint64_t magic = 0;
+  struct stat status {};
+  if (::pread(fd, &magic, sizeof magic, 0) != static_cast<ssize_t>(sizeof magic) || magic != arena_magic ||
+      ::fstat(fd, &status) != 0) {
+    return;
+  }
+  // Huge pages can be written only through a mapping, and are mapped only whole.
+  const auto bytes = std::max<std::uint64_t>(static_cast<std::uint64_t>(status.st_blksize), arena_page_bytes);
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) return;
+  std::atomic_ref<std::uint64_t>(static_cast<ArenaHeader*>(base)->magic).store(0, std::memory_order_release);
+  ::munmap(base, bytes);
 }
 
 SlotEntry& ArenaOwner::slot_entry(std::uint32_t slot) {
@@ -449,6 +484,12 @@ ArenaMapping::~ArenaMapping() {
   if (payload_ != nullptr) ::munmap(payload_, payload_bytes_);
 }
 
+bool ArenaMapping::given_up() const {
+  const auto& magic = reinterpret_cast<const std::atomic<std::uint64_t>&>(
+      reinterpret_cast<const ArenaHeader*>(index_)->magic);
+  return magic.load(std::memory_order_acquire) != arena_magic;
+}
+
 Result<std::shared_ptr<ArenaClient>> ArenaClient::map(int fd, std::uint64_t bytes,
                                                       std::shared_ptr<ArenaMapping> before) {
   struct stat status {};
@@ -478,16 +519,10 @@ Result<std::shared_ptr<ArenaClient>> ArenaClient::map(int fd, std::uint64_t byte
   }
 
   std::shared_ptr<ArenaClient> client(new ArenaClient);
-  // A file description of its own: the one that was passed is shared with the owner, and so would its locks be.
-  client->lock_ = Fd(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!client->lock_.valid()) return errno_error("arena: open");
-  struct flock lock {};
-  lock.l_type = F_RDLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = header.epoch;
-  lock.l_len = 1;
-  if (::fcntl(client->lock_.get(), F_OFD_SETLK, &lock) != 0) return errno_error("arena: lock");
   const std::uint32_t epoch = header.epoch;
+  Result<Fd> used = lock_byte(fd, epoch);
+  if (!used) return used.error();
+  client->lock_ = *std::move(used);
   if (!read_header()) return errno_error("arena: read");
   if (header.epoch != epoch) return Error{Code::busy, 0, "arena: its owner has just changed"};
 
@@ -503,6 +538,9 @@ Result<std::shared_ptr<ArenaClient>> ArenaClient::map(int fd, std::uint64_t byte
   mapping->slots_max_ = header.slots_max;
   mapping->entries_max_ = header.entries_max;
   mapping->id_ = header.id;
+  Result<Fd> kept = lock_byte(fd, arena_mapping_lock_at);
+  if (!kept) return kept.error();
+  mapping->lock_ = *std::move(kept);
   void* index = ::mmap(nullptr, header.payload_offset, PROT_READ, MAP_SHARED, fd, 0);
   if (index == MAP_FAILED) return errno_error("arena: mmap");
   mapping->index_ = static_cast<std::byte*>(index);

@@ -107,6 +107,11 @@ class ArenaOwner {
   // The memory of an earlier owner, who is dead.  Nobody's page or entry is touched on an error.
   // Errors: corrupt, unsupported (another format), invalid (not what `options` ask for), io.
   static Result<std::unique_ptr<ArenaOwner>> take_over(Fd fd, const Options& options, Former& former);
+  // Says in the memory, if it is an arena of whatever format, that nobody will own it again: who kept a mapping
+  // of it lets go (ArenaMapping::given_up()).
+  static void give_up(int fd);
+  // Whether some client has a mapping of the memory, on behalf of whomever.
+  [[nodiscard]] static bool mapped(int fd);
   ~ArenaOwner();
   ArenaOwner(const ArenaOwner&) = delete;
   ArenaOwner& operator=(const ArenaOwner&) = delete;
@@ -193,10 +198,14 @@ class ArenaMapping {
   ArenaMapping(const ArenaMapping&) = delete;
   ArenaMapping& operator=(const ArenaMapping&) = delete;
 
+  // Nobody will own this memory again: keeping the mapping only keeps the memory from others.
+  [[nodiscard]] bool given_up() const;
+
  private:
   friend class ArenaClient;
   ArenaMapping() = default;
 
+  Fd lock_;  // first, so that it goes last
   std::byte* index_ = nullptr;
   std::byte* payload_ = nullptr;
   ArenaPlan plan_;

@@ -18,7 +18,10 @@
 //
 // Numbers that never repeat in the life of the memory, whoever owns it: the generations of slots and of
 // readiness entries (kept here when nobody has the slot), and `epoch`, which each owner raises by one.  A
-// client holds a lock on the byte of the memory whose offset is its owner's epoch (kv/arena.h).
+// client holds a lock on the byte of the memory whose offset is its owner's epoch, and a mapping, which may
+// outlive its owner, one on the byte at arena_mapping_lock_at (kv/arena.h).
+//
+// An arena that nobody will own again has no magic any more: the one thing that is the same in all formats.
 #pragma once
 
 #include <array>
@@ -35,6 +38,7 @@ namespace di::kv {
 inline constexpr std::uint32_t arena_format = 3;
 inline constexpr std::uint64_t arena_magic = 0x30414e4552414944;  // "DIARENA0" read as a little-endian number
 inline constexpr std::uint64_t arena_page_bytes = 4096;
+inline constexpr std::uint64_t arena_mapping_lock_at = std::uint64_t{1} << 32;  // behind every epoch
 inline constexpr std::uint64_t arena_huge_page_bytes = std::uint64_t{2} << 20;
 inline constexpr std::uint32_t slots_max_limit = 1u << 20;
 inline constexpr std::uint32_t entries_max_limit = 1u << 16;

@@ -11,6 +11,10 @@ namespace {
 
 // Between two tries to reach the arena socket of a host daemon that is up.
 constexpr Duration attach_retry = milliseconds(50);
+// While there is no arena, the mapping of the last one is looked at so often and kept for so long.  A host
+// daemon that finds its arena again has it within seconds; later it costs a new mapping.
+constexpr Duration mapping_look_every = milliseconds(100);
+constexpr Duration mapping_kept = seconds(10);
 
 }  // namespace
 
@@ -54,6 +58,8 @@ Status Worker::start(daemon::Daemon& daemon) {
   });
   attach_timer_ =
       std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena attach", [this] { attach(); });
+  mapping_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::liveness, "arena mapping",
+                                                 [this] { mapping_look(); });
 
   net::Endpoint& endpoint = daemon.endpoint();
   net::take_messages<wire::prefill_bind, wire::prefill_target, wire::decode_seat, wire::seat_release,
@@ -182,6 +188,7 @@ void Worker::attach() {
     arena_ = *std::move(arena);
     const bool kept = arena_->mapping() == mapping_;
     mapping_ = arena_->mapping();
+    mapping_timer_->cancel();
     log_info("arena", "attached",
              {{"host", kvd_.instance},
               {"generation", kvd_.generation},
@@ -218,6 +225,8 @@ void Worker::detach(std::string_view why) {
     log_warn("arena", "lost", {{"host", kvd_.instance}, {"reason", why}});
     arena_->fail();
     arena_.reset();
+    arena_lost_at_ = daemon_->loop().monotonic_now();
+    mapping_timer_->start_every(mapping_look_every);
     for (Rank& rank : ranks_) rank.core->on_arena("", 0, daemon_->loop().now());
   }
   attach_timer_->start_after(attach_retry);
@@ -233,6 +242,15 @@ void Worker::close_unused() {
     daemon_->loop().post("arena client ends", [gone = std::make_shared<Closing>(std::move(*it))] {});
     it = closing_.erase(it);
   }
+}
+
+// A batch that is out has its own share in the mapping, and needs it until it is over.
+void Worker::mapping_look() {
+  const bool given_up = mapping_->given_up();
+  if (!given_up && daemon_->loop().monotonic_now() - arena_lost_at_ < mapping_kept) return;
+  log_info("arena", "mapping ended", {{"given_up", given_up}});
+  mapping_.reset();
+  mapping_timer_->cancel();
 }
 
 void Worker::stop(daemon::Daemon& daemon) {

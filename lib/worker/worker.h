@@ -68,6 +68,7 @@ class Worker {
   void attach();
   void detach(std::string_view why);
   void close_unused();
+  void mapping_look();
   void settle_clock();
 
   Config config_;
@@ -88,7 +89,11 @@ class Worker {
   };
   std::vector<Closing> closing_;
   std::shared_ptr<kv::ArenaClient> arena_;
-  std::shared_ptr<kv::ArenaMapping> mapping_;  // outlives the host daemon: the next one has the same memory
+  // Outlives the host daemon: the next one has the same memory.  Not for long, and not when that was given up:
+  // the next one may need the memory for another arena.
+  std::shared_ptr<kv::ArenaMapping> mapping_;
+  Instant arena_lost_at_;
+  std::unique_ptr<loop::Timer> mapping_timer_;
   std::unique_ptr<loop::Timer> attach_timer_;
   std::unique_ptr<loop::Timer> due_timer_;
   bool turn_posted_ = false;

@@ -207,9 +207,27 @@ def another_size_makes_a_new_arena():
         fleet.up([f"{HOST}:kv.arena_bytes=134217728"])
         serves_again(fleet, dead)
         assert "the parked arena is of no use" in fleet.log(HOST)
+        # The ranks, which did nothing, let go of the old one before there was a new one.
+        assert "a process keeps the former arena" not in fleet.log(HOST)
+        for rank in ("di-prefill.0", "di-decode.0"):
+            assert "mapping ended" in fleet.log(rank), fleet.log(rank)
         again = ask(fleet, prompt, **SHORT)
         assert again.text == cold.text and again.cached() == 0, again.usage
         fleet.await_idle(60)
+
+
+def ranks_do_not_keep_the_memory_of_a_host_that_stays_away():
+    with Fleet(overrides=[f"{HOST}:kv.park=off"]) as fleet:
+        ranks = {rank: fleet.pid(rank) for rank in ("di-prefill.0", "di-decode.0")}
+
+        def has_it(pid):
+            return f"/memfd:{HOST}" in pathlib.Path(f"/proc/{pid}/maps").read_text()
+        assert all(has_it(pid) for pid in ranks.values())
+        dead = fleet.kill(HOST)
+        wait_for(lambda: not any(has_it(pid) for pid in ranks.values()), "the ranks to let go of the memory", 60)
+        fleet.up()
+        serves_again(fleet, dead)
+        assert all(has_it(pid) for pid in ranks.values())
 
 
 def dropping_an_arena_leaves_the_store():
@@ -318,4 +336,5 @@ if __name__ == "__main__":
     main([survives_kill_nine, survives_a_clean_restart, survives_its_engines, streams_go_on_over_a_restart,
           requests_under_way_when_it_dies_are_right, a_holder_that_dies_is_replaced,
           damaged_memory_is_never_served, without_parking_a_restart_is_cold,
-          another_size_makes_a_new_arena, dropping_an_arena_leaves_the_store, what_was_dropped_is_matched_by_nobody, survives_with_systemd])
+          another_size_makes_a_new_arena, ranks_do_not_keep_the_memory_of_a_host_that_stays_away,
+          dropping_an_arena_leaves_the_store, what_was_dropped_is_matched_by_nobody, survives_with_systemd])

@@ -344,6 +344,27 @@ TEST_F(ArenaRecoveryTest, a_layout_that_is_known_is_not_written_again) {
   EXPECT_TRUE(kept.former.layout == layout);
 }
 
+TEST_F(ArenaRecoveryTest, who_keeps_a_mapping_sees_that_it_is_given_up_and_is_seen) {
+  auto client = *ArenaClient::map(owner->fd(), owner->bytes());
+  std::shared_ptr<ArenaMapping> mapping = client->mapping();
+  Fd parked(::dup(owner->fd()));
+  owner.reset();
+  EXPECT_FALSE(mapping->given_up());
+  ArenaOwner::give_up(parked.get());
+  EXPECT_TRUE(mapping->given_up());
+  Former former;
+  EXPECT_EQ(ArenaOwner::take_over(Fd(::dup(parked.get())), options, former).error().code, Code::corrupt);
+  EXPECT_TRUE(ArenaOwner::mapped(parked.get()));
+  client.reset();
+  EXPECT_TRUE(ArenaOwner::mapped(parked.get()));  // nobody uses it, and it takes the memory
+  mapping.reset();
+  EXPECT_FALSE(ArenaOwner::mapped(parked.get()));
+  // What is no arena is left alone.
+  const Fd other(::memfd_create("other", MFD_CLOEXEC));
+  ArenaOwner::give_up(other.get());
+  EXPECT_FALSE(ArenaOwner::mapped(other.get()));
+}
+
 TEST_F(ArenaRecoveryTest, prefault_keeps_what_is_there) {
   seal(*owner, 0, 1, 100, 2);
   options.prefault = true;
@@ -379,6 +400,8 @@ TEST_F(ArenaRecoveryTest, huge_pages_are_for_the_owner_and_its_clients_alike) {
   EXPECT_TRUE(again->segment(layout, {0, 1, 2, 0, 2}, 0).ok());
   client.reset();
   EXPECT_FALSE(kept.owner->former_users());
+  ArenaOwner::give_up(kept.owner->fd());
+  EXPECT_TRUE(again->mapping()->given_up());
 }
 
 TEST_F(ArenaRecoveryTest, keys_without_room_are_not_recorded) {
