@@ -1,9 +1,13 @@
 #include "data_plane.h"
 
+#include <netinet/in.h>
+
 #include <algorithm>
 #include <charconv>
 
 #include "base/log.h"
+#include "net/zmq.h"
+#include "transfer/address.h"
 #include "transfer/tcp.h"
 #include "transfer/verbs_fabric.h"
 
@@ -30,7 +34,37 @@ Result<transfer::VerbsPort> rail_parse(const std::string& text) {
   return rail;
 }
 
+std::uint16_t port_of(const transfer::Address& address) {
+  return ntohs(address.family() == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
+}
+
+// Every address of this machine: nothing that another one could connect to.
+bool is_wildcard(const transfer::Address& address) {
+  if (address.family() == AF_INET6)
+    return IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr) != 0;
+  return reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr == INADDR_ANY;
+}
+
+// What nobody can connect to is told to nobody.
+Status advertise_check(const std::string& given) {
+  if (given.empty()) return {};
+  const Result<transfer::Address> address = transfer::address_parse(given);
+  if (!address) return address.error();
+  if (is_wildcard(*address))
+    return Error{Code::invalid, 0, given + ": every address of this machine says nothing to others"};
+  return {};
+}
+
 }  // namespace
+
+std::string data_advertised(const std::string& given, const std::string& bound) {
+  if (given.empty()) return bound;
+  const Result<transfer::Address> address = transfer::address_parse(given);
+  if (!address || port_of(*address) != 0) return given;
+  return given.substr(0, given.rfind(':')) + bound.substr(bound.rfind(':'));
+}
 
 void data_params(config::Params& params, DataConfig& config) {
   params.choice("transfer.kind", config.kind, {{DataKind::tcp, "tcp"}, {DataKind::verbs, "verbs"}},
@@ -42,7 +76,9 @@ void data_params(config::Params& params, DataConfig& config) {
                 {.help = "address for data connections of other machines, as in \"10.0.0.5:0\"; none: off"});
   params.string(
       "transfer.advertise", config.advertise,
-      {.help = "data endpoint told to others, as in \"tcp://10.0.0.5:7400\"; none: what was bound"});
+      {.check = advertise_check,
+       .help = "data endpoint told to others, as in \"tcp://10.0.0.5:7400\"; port 0: the one that was bound; "
+               "none: what was bound"});
   params.boolean("transfer.seal", config.seal,
                  {.help = "encrypt data connections (AES-256-GCM); between zones they always are"});
   params.size("transfer.link_bytes_per_s", config.link_bytes_per_s,
@@ -95,8 +131,8 @@ Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, cons
     const Status opened =
         config.kind == DataKind::tcp ? plane->open_tcp(shared.region) : plane->open_verbs(shared);
     if (!opened.ok()) return opened.error();
-    if (!config.advertise.empty()) plane->endpoint_ = config.advertise;
-    if (plane->endpoint_.starts_with("tcp://0.0.0.0:") || plane->endpoint_.starts_with("tcp://[::]:")) {
+    plane->endpoint_ = data_advertised(config.advertise, plane->endpoint_);
+    if (const auto told = transfer::address_parse(plane->endpoint_); told && is_wildcard(*told)) {
       return Error{Code::invalid, 0,
                    "transfer.bind = \"" + config.bind + "\" says nothing to others: set transfer.advertise"};
     }
@@ -108,6 +144,10 @@ Result<std::unique_ptr<DataPlane>> DataPlane::start(daemon::Daemon& daemon, cons
              {{"endpoint", plane->endpoint_},
               {"kind", config.kind == DataKind::tcp ? "tcp" : "verbs"},
               {"seal", config.seal}});
+  } else if (const std::string& control = daemon.config().net_bind;
+             !control.empty() && !net::is_local(control)) {
+    log_warn("data", "nothing is moved to or from other machines: transfer.bind is not set",
+             {{"listen", control}});
   }
   daemon.endpoint().on<wire::data_open>(
       [self](const net::Incoming& in, const wire::data_open& message) { self->asked(in, message); });

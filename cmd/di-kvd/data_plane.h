@@ -34,6 +34,8 @@ struct DataConfig {
   std::uint64_t link_bytes_per_s = 0;
 };
 void data_params(config::Params& params, DataConfig& config);
+// What others are told: transfer.advertise, with the port that was bound in place of 0, or what was bound.
+[[nodiscard]] std::string data_advertised(const std::string& given, const std::string& bound);
 
 class DataPlane {
  public:

@@ -209,8 +209,7 @@ void Mover::carry_out(Dial& dial) {
   count(&FabricCounters::dials);
   Result<Fd> fd = data_connect(dial.endpoint);
   if (!fd) {
-    log_write(LogLevel::debug, "fabric", "dial failed",
-              {{"peer", dial.peer.instance}, {"error", fd.error()}});
+    tell_dial_failed(*link, fd.error());
     dial_failed(*link);
     return;
   }
@@ -283,6 +282,12 @@ void Mover::begin_dial(Link& link) {
   link.state = LinkState::asked;
   link.until = now_ + options_.dial_wait;
   tell(WantTicket{link.peer});
+}
+
+// Loudly once: a peer that is ending is dialled in vain, too, and one that tells a wrong address always is.
+void Mover::tell_dial_failed(const Link& link, const Error& why) {
+  log_write(link.failures == 0 ? LogLevel::warn : LogLevel::debug, "fabric", "dial failed",
+            {{"peer", link.peer.instance}, {"error", why}});
 }
 
 void Mover::dial_failed(Link& link) {
@@ -545,6 +550,7 @@ void Mover::on_event(Connection& connection, std::uint32_t events) {
     socklen_t length = sizeof error;
     if (::getsockopt(connection.stream.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
     if (error != 0) {
+      if (connection.link != nullptr) tell_dial_failed(*connection.link, errno_error("connect", error));
       close(connection);
       return;
     }

@@ -211,6 +211,7 @@ class Mover {
   void remove_link(Link& link);
   [[nodiscard]] bool make_room_for_link();
   void begin_dial(Link& link);
+  static void tell_dial_failed(const Link& link, const Error& why);
   void dial_failed(Link& link);
   void end_op(OpId id, Code code);
   void end_ops(Link& link, bool begun_only);
