@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/clock.h"
 #include "kv/chain.h"
 
 namespace di::meta {
@@ -123,6 +124,9 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   Service::Options options;
   options.index.blocks_max = config_.blocks_max;
   options.index.stripe_life = {config_.kv_ttl, config_.kv_ttl_cap};
+  options.index.run_starts = catalogue_->run_starts();
+  options.index.wall_ahead_s =
+      wall_clock_ms() / 1000 - to_ms(Duration(daemon.loop().monotonic_now().ns)) / 1000;
   for (const TenantConfig& tenant : config_.tenants) {
     const std::uint64_t number = kv::tenant_number(tenant.name);
     options.tenant_names.emplace(number, tenant.name);

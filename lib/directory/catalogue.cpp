@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <optional>
 
+#include "base/clock.h"
 #include "base/crypto.h"
 
 namespace di::directory {
@@ -102,9 +103,46 @@ constexpr const char* schema_2 =
     "CREATE TABLE leaving(name TEXT PRIMARY KEY) WITHOUT ROWID;";
 // Bits of an unsigned number.
 constexpr const char* schema_3 = "ALTER TABLE stripe ADD COLUMN tenant INTEGER NOT NULL DEFAULT 0;";
+// Seconds since 1970; 0: of a row of before.
+constexpr const char* schema_4 =
+    "ALTER TABLE stripe ADD COLUMN born INTEGER NOT NULL DEFAULT 0;"
+    "CREATE TABLE run(number INTEGER PRIMARY KEY, began INTEGER NOT NULL);";
 
 Status set_version(sqlite::Database& database) {
   return database.exec("PRAGMA user_version=" + std::to_string(catalogue_schema_version));
+}
+
+// ---- Starts ------------------------------------------------------------------------------------
+
+Status insert_run(sqlite::Database& database, std::uint64_t run) {
+  auto insert = database.prepare("INSERT OR REPLACE INTO run(number, began) VALUES(?, ?)");
+  if (!insert) return insert.error();
+  return insert->bind(1, static_cast<std::int64_t>(run)).bind(2, wall_clock_ms() / 1000).run();
+}
+
+Status migrate_to_4(sqlite::Database& database) {
+  DI_TRY(database.exec(schema_4));
+  return insert_run(database, 0);
+}
+
+// Counts this one, and forgets the oldest but for 0.
+Result<std::map<std::uint64_t, std::uint32_t>> note_run(sqlite::Database& database, std::uint64_t run) {
+  if (const Status s = insert_run(database, run); !s) return s.error();
+  auto erase = database.prepare(
+      "DELETE FROM run WHERE number > 0 AND number NOT IN (SELECT number FROM run ORDER BY number DESC LIMIT "
+      "?)");
+  if (!erase) return erase.error();
+  if (const Status s = erase->bind(1, std::int64_t{run_starts_max}).run(); !s) return s.error();
+  auto select = database.prepare("SELECT number, began FROM run");
+  if (!select) return select.error();
+  std::map<std::uint64_t, std::uint32_t> starts;
+  for (;;) {
+    const auto row = select->step();
+    if (!row) return row.error();
+    if (!*row) return starts;
+    starts.emplace(static_cast<std::uint64_t>(select->column_i64(0)),
+                   static_cast<std::uint32_t>(select->column_i64(1)));
+  }
 }
 
 // ---- Rows of stripes ---------------------------------------------------------------------------
@@ -195,6 +233,7 @@ Status bind_row(sqlite::Statement& put, const StripeRow& row, StripeWriter::Scra
       .bind(8, ByteView(scratch.crcs))
       .bind(9, ByteView(scratch.columns))
       .bind(10, static_cast<std::int64_t>(row.tenant))
+      .bind(11, std::int64_t{row.born_s})
       .run();
 }
 
@@ -208,6 +247,7 @@ std::optional<StripeRow> read_row(const sqlite::Statement& select) {
   row.code.data_columns = static_cast<std::uint16_t>(k);
   row.code.parity_columns = static_cast<std::uint16_t>(m);
   row.tenant = static_cast<std::uint64_t>(select.column_i64(9));
+  row.born_s = static_cast<std::uint32_t>(std::clamp<std::int64_t>(select.column_i64(10), 0, UINT32_MAX));
   Key parent;
   if (!read_key(select.column_blob(1), row.fingerprint) || !read_key(select.column_blob(4), parent)) {
     return std::nullopt;
@@ -257,6 +297,7 @@ Status create(sqlite::Database& database) {
   DI_TRY(database.exec(schema_1));
   DI_TRY(database.exec(schema_2));
   DI_TRY(database.exec(schema_3));
+  DI_TRY(migrate_to_4(database));
   DI_TRY(insert_fleet(database, "secret", secret));
   DI_TRY(insert_fleet(database, "cluster", cluster));
   DI_TRY(insert_fleet(database, "run", run));
@@ -292,6 +333,7 @@ Status Catalogue::create_or_check(sqlite::Database& database) {
   if (*version == catalogue_schema_version) return {};
   if (*version < 2) DI_TRY(database.exec(schema_2));
   if (*version < 3) DI_TRY(database.exec(schema_3));
+  if (*version < 4) DI_TRY(migrate_to_4(database));
   return set_version(database);
 }
 
@@ -324,12 +366,15 @@ Result<Catalogue> Catalogue::open(const std::string& path) {
   auto count = database->prepare("UPDATE fleet SET value = ? WHERE name = 'run'");
   if (!count) return fail(count.error());
   if (const Status s = count->bind(1, ByteView(*run)).run(); !s) return fail(s.error());
+  auto starts = note_run(*database, number);
+  if (!starts) return fail(starts.error());
   if (const Status s = database->exec("COMMIT"); !s) return fail(s.error());
 
   Catalogue catalogue(path, std::move(lock), std::move(*database));
   catalogue.secret_ = *secret;
   catalogue.cluster_ = get_le<std::uint32_t>(cluster->data());
   catalogue.run_ = number;
+  catalogue.run_starts_ = *std::move(starts);
   return catalogue;
 }
 
@@ -418,7 +463,7 @@ Status RowWriter::write(std::span<const RowChange> changes) {
 
 Result<Catalogue::Loaded> Catalogue::load_stripes(const std::function<void(const StripeRow&)>& each) {
   auto select = database_.prepare(
-      "SELECT id, layout, k, m, parent, pages, keys, crcs, columns, tenant FROM stripe ORDER BY id");
+      "SELECT id, layout, k, m, parent, pages, keys, crcs, columns, tenant, born FROM stripe ORDER BY id");
   if (!select) return select.error().in("catalogue " + path_);
   Loaded loaded;
   for (;;) {
@@ -440,8 +485,8 @@ Result<StripeWriter> Catalogue::stripe_writer() {
   auto database = sqlite::Database::open(path_, sqlite::Synchronous::normal);
   if (!database) return database.error().in("catalogue");
   auto put = database->prepare(
-      "INSERT OR REPLACE INTO stripe(id, layout, k, m, parent, pages, keys, crcs, columns, tenant)"
-      " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+      "INSERT OR REPLACE INTO stripe(id, layout, k, m, parent, pages, keys, crcs, columns, tenant, born)"
+      " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
   if (!put) return put.error().in("catalogue " + path_);
   auto erase = database->prepare("DELETE FROM stripe WHERE id = ?");
   if (!erase) return erase.error().in("catalogue " + path_);

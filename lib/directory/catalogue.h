@@ -1,8 +1,9 @@
 // directory/catalogue.h: what di-meta must not forget, in one SQLite file.
 //
 // Generations of every instance, the namespace secret, the cluster number, the number of starts ("run", which
-// keeps stripe, lease and epoch numbers of two starts apart), and the stores that the operator drains.  They
-// are written with synchronous=FULL before they are used: by a RowWriter, many in one transaction.
+// keeps stripe, lease and epoch numbers of two starts apart), when the last of them were, and the stores that the
+// operator drains.  They are written with synchronous=FULL before they are used: by a RowWriter, many in one
+// transaction.
 //
 // Beside them a row per committed stripe, so that a start finds what is cached before the stores have told
 // what they hold.  The rows are a copy: the truth is on the stores, what they do not confirm goes, and the
@@ -11,16 +12,17 @@
 // The writers and the copier have connections of their own and belong to the threads that use them: a disk that
 // hangs, or a file that somebody has locked, holds up nobody else.
 //
-// Schema 1 had no stripes and no drained stores, schema 2 no tenants of stripes; both are migrated at open,
-// in one transaction.
+// Schema 1 had no stripes and no drained stores, schema 2 no tenants of stripes, schema 3 no times: what is there
+// then is as old as the migration.  All are migrated at open, in one transaction.
 //
 // Owner: the directory's thread, which reads it when it starts.  One process at a
 // time: PATH.lock is locked for as long as it is open.  The file holds a secret: mode 0600.
-// Bounds: membership's instance_rows_max rows; a row per stripe of the index.
+// Bounds: membership's instance_rows_max rows; a row per stripe of the index; run_starts_max starts.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <variant>
@@ -35,7 +37,9 @@
 
 namespace di::directory {
 
-inline constexpr std::int64_t catalogue_schema_version = 3;
+inline constexpr std::int64_t catalogue_schema_version = 4;
+// Of so many starts it is known when they were; those before them count as the first.
+inline constexpr std::uint64_t run_starts_max = 1024;
 
 // Writes the rows of stripes, a batch in a transaction.  Owner: one thread, not that of the catalogue.
 class StripeWriter {
@@ -116,6 +120,8 @@ class Catalogue {
   [[nodiscard]] const Bytes& secret() const { return secret_; }  // 32 bytes
   [[nodiscard]] std::uint32_t cluster() const { return cluster_; }
   [[nodiscard]] std::uint64_t run() const { return run_; }
+  // Second by the wall, by run; this one is among them, and 0: when the first time was kept.
+  [[nodiscard]] const std::map<std::uint64_t, std::uint32_t>& run_starts() const { return run_starts_; }
   [[nodiscard]] Result<std::vector<InstanceRow>> instances();
   // What the rows that were given up leave behind.
   [[nodiscard]] Result<Issued> issued();
@@ -143,6 +149,7 @@ class Catalogue {
   Bytes secret_;
   std::uint32_t cluster_ = 0;
   std::uint64_t run_ = 0;
+  std::map<std::uint64_t, std::uint32_t> run_starts_;
 };
 
 }  // namespace di::directory

@@ -620,6 +620,36 @@ Instant Index::next_due() const {
   return due;
 }
 
+// ---- The wall ----------------------------------------------------------------------------------
+
+std::uint32_t Index::wall_s(Instant now) const {
+  const std::int64_t s =
+      std::chrono::duration_cast<seconds>(Duration(now.ns)).count() + options_.wall_ahead_s;
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(s, 1, UINT32_MAX));
+}
+
+std::uint32_t Index::born_not_before(std::uint64_t id, Instant now) const {
+  const std::uint64_t run = id >> 32;
+  const auto start = options_.run_starts.upper_bound(run);
+  std::uint32_t born_s = start == options_.run_starts.begin() ? wall_s(now) : std::prev(start)->second;
+  // Numbers grow with time.
+  const auto next = stripes_.ids().lower_bound(id);
+  if (next == stripes_.ids().begin()) return born_s;
+  const auto& [before, slot] = *std::prev(next);
+  if ((before >> 32) == run) born_s = std::max(born_s, stripes_.at(slot).born_s);
+  return born_s;
+}
+
+Duration Index::age(std::uint32_t born_s, Instant now) const {
+  const std::uint32_t now_s = wall_s(now);
+  return seconds(now_s - std::min(born_s, now_s));
+}
+
+bool Index::past_cap(std::uint64_t tenant, std::uint32_t born_s, Instant now) const {
+  const Duration cap = evictor_.life(tenant).cap;
+  return cap > Duration{0} && age(born_s, now) >= cap;
+}
+
 // ---- Catalogue ---------------------------------------------------------------------------------
 
 bool Index::restore(const StripeRow& row, Instant now) {
@@ -635,6 +665,11 @@ bool Index::restore(const StripeRow& row, Instant now) {
   for (const wire::PutPage& page : row.pages) keys += page.keys.size();
   if (!form || !has_room(keys)) return refuse();
   next_stripe_ = std::max(next_stripe_, row.id + 1);
+  const std::uint32_t born_s = row.born_s != 0 ? row.born_s : born_not_before(row.id, now);
+  if (past_cap(row.tenant, born_s, now)) {  // freed when its stores tell what they hold
+    ++counters_.stripes_expired;
+    return refuse();
+  }
   std::vector<StripeColumn> columns;
   for (const wire::Column& column : row.columns) {
     const auto number = store_number(column.instance, now);
@@ -645,9 +680,9 @@ bool Index::restore(const StripeRow& row, Instant now) {
   }
   if (columns.size() < form->data_stored()) return refuse();  // it was being adopted
   restoring_ = true;
-  const std::uint32_t slot =
-      publish(Stripe({row.id, row.fingerprint, row.tenant}, row.pages, *form, row.code.crcs),
-              kv::Evictor::item_none, now);
+  Stripe stripe({row.id, row.fingerprint, row.tenant}, row.pages, *form, row.code.crcs);
+  stripe.born_s = born_s;
+  const std::uint32_t slot = publish(std::move(stripe), kv::Evictor::item_none, now);
   for (const StripeColumn& column : columns) column_add(slot, column);
   restoring_ = false;
   // Looked at when the stores are there.
@@ -671,6 +706,7 @@ std::vector<StripeChange> Index::take_changes(std::size_t count) {
     StripeRow row{.id = id,
                   .fingerprint = stripe.fingerprint(),
                   .tenant = stripe.tenant(),
+                  .born_s = stripe.born_s,
                   .pages = stripe.put_pages(),
                   .code = stripe.code(),
                   .columns = {}};

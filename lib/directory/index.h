@@ -33,6 +33,10 @@
 // place and with the budget of a repair.  What was encoded wrong goes, with every column: no checksum says which of
 // them is wrong, and the next reader computes the pages anew.
 //
+// The cap of a stripe's life is about the wall: its row says when it was committed.  A stripe that only stores know of
+// is as old as it can be: its number says in which run of di-meta it was made, and the living one before it there
+// when that was at the earliest.
+//
 // Freeing is two-phase: out of the map first, then `kv_free` when no lease is left (I3 of spec/store.md).
 //
 // What is evicted, and when, kv/evict.h says for all stores together: a stripe is one of its items from
@@ -120,6 +124,10 @@ class Index final : private BlockMap::Keys {
   struct Options {
     // Number of this start of di-meta (catalogue): stripe and lease numbers of two starts never meet.
     std::uint64_t run = 1;
+    // When earlier starts were, and this one, in seconds by the wall.
+    std::map<std::uint64_t, std::uint32_t> run_starts{};
+    // The wall clock (since 1970) less the clock of `now`.
+    std::int64_t wall_ahead_s = 0;
     // Places of blocks in the map; one that is in an arena and in the store counts twice.
     std::size_t blocks_max = std::size_t{4} << 20;
     std::size_t arena_pages_max = std::size_t{1} << 18;  // per host
@@ -423,11 +431,18 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] bool brings_nothing_new(std::span<const wire::PutPage> pages) const;
   [[nodiscard]] wire::PlannedStripe planned_stripe(const Stripe& stripe) const;
 
-  // Makes the stripe committed; its columns are added after this.  Without an item it becomes one.
+  // Makes the stripe committed, now when it does not say when; its columns are added after this.  Without an item
+  // it becomes one.
   std::uint32_t publish(Stripe stripe, kv::Evictor::Item item, Instant now);
   void column_add(std::uint32_t slot, const StripeColumn& column);
   void column_remove(std::uint32_t slot, std::uint32_t column);
   void abandon(const OpenPut& put, std::span<const std::uint32_t> failed, Instant free_at);
+  [[nodiscard]] std::uint32_t wall_s(Instant now) const;
+  // When the stripe was committed, at the earliest.
+  [[nodiscard]] std::uint32_t born_not_before(std::uint64_t id, Instant now) const;
+  [[nodiscard]] Duration age(std::uint32_t born_s, Instant now) const;
+  // Older than what the tenant puts may become.
+  [[nodiscard]] bool past_cap(std::uint64_t tenant, std::uint32_t born_s, Instant now) const;
   // Takes the stripe out of every map; frees its columns on their stores at `free_at`.
   void drop(std::uint32_t slot, Instant free_at);
   // The column is not there any more; the stripe goes when too few are left.

@@ -39,13 +39,18 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
       ++counters_.reconciled_unknown;
       return true;
     }
+    const std::uint32_t born_s = born_not_before(shard.stripe, now);
+    // It expired while this store was away, and nobody remembers that it is to be freed.
+    if (past_cap(shard.tenant, born_s, now)) return true;
     if (brings_nothing_new(shard.pages)) return true;
     std::size_t keys = 0;
     for (const wire::PutPage& page : shard.pages) keys += page.keys.size();
     // Known to nobody, it would be space that never comes back.
     if (!has_room(keys)) return true;
     next_stripe_ = std::max(next_stripe_, shard.stripe + 1);
-    slot = publish(Stripe(name, shard.pages, *form, shard.code.crcs), kv::Evictor::item_none, now);
+    Stripe adopted(name, shard.pages, *form, shard.code.crcs);
+    adopted.born_s = born_s;
+    slot = publish(std::move(adopted), kv::Evictor::item_none, now);
     column_add(slot, found);
     ++counters_.stripes_adopted;
     if (form->columns_stored() > 1) {

@@ -256,11 +256,13 @@ kv::Evictor::PutAnswer Index::put_item(kv::Evictor::Spec spec, Instant now) {
 std::uint32_t Index::publish(Stripe stripe, kv::Evictor::Item item, Instant now) {
   stripe.published = next_published_++;
   stripe.used_at = now;
+  if (stripe.born_s == 0) stripe.born_s = wall_s(now);
   if (item == kv::Evictor::item_none) {
     kv::Evictor::Spec spec{.id = stripe.id(),
                            .key = BlockMap::hash_of(stripe.keys().front()),
                            .tenant = stripe.tenant(),
-                           .present = true};
+                           .present = true,
+                           .age = age(stripe.born_s, now)};
     for (std::uint32_t i = 0; i < stripe.form().columns_stored(); ++i) {
       spec.bytes += stripe.column_bytes(stripe.form().stored_column(i));
     }

@@ -111,6 +111,7 @@ struct StripeRow {
   std::uint64_t id = 0;
   Key fingerprint;
   std::uint64_t tenant = 0;
+  std::uint32_t born_s = 0;  // of its commit, by the wall; 0: not known
   std::vector<wire::PutPage> pages;
   wire::StripeCode code;
   std::vector<wire::Column> columns;
@@ -163,6 +164,7 @@ class Stripe {
   std::uint64_t published = 0;  // counts commits: the lower one owns a key
   Instant used_at;
   kv::Evictor::Item item = kv::Evictor::item_none;
+  std::uint32_t born_s = 0;  // as in its row
 
  private:
   struct PageHead {

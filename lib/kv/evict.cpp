@@ -29,7 +29,7 @@ Evictor::Evictor(const Options& options, Instant now) : options_(options) {
 }
 
 std::uint32_t Evictor::tick_of(Instant now) {
-  const std::int64_t ticks = now.ns / tick.count();
+  const std::int64_t ticks = (now.ns + ticks_before * tick.count()) / tick.count();
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(ticks, 0, tick_never - 1));
 }
 
@@ -214,7 +214,8 @@ Evictor::PutAnswer Evictor::put(const Spec& spec, Instant now) {
   fresh.tenant = index;
   fresh.life_class = spec.life_class;
   fresh.slot = slot_none;
-  fresh.born = fresh.used = at;
+  fresh.born = tick_of(now - spec.age);
+  fresh.used = at;
   fresh.taken = true;
   fresh.held = spec.held;
   fresh.in_main = ghost_take(spec.key, spec.bytes);
@@ -466,17 +467,28 @@ Instant Evictor::next_due() const {
   if (behind_) return Instant{};
   for (std::uint64_t ahead = 1; ahead < wheel_slots; ++ahead) {
     if (wheel_[(hand_ + ahead) % wheel_slots] == item_none) continue;
-    return Instant{static_cast<std::int64_t>((hand_ + ahead) * ticks_per_slot) * tick.count()};
+    return Instant{(static_cast<std::int64_t>((hand_ + ahead) * ticks_per_slot) - ticks_before) *
+                   tick.count()};
   }
   return instant_never;
 }
 
 // ---- Life --------------------------------------------------------------------------------------
 
+const Evictor::Life& Evictor::life_of(const Tenant& tenant, std::uint8_t life_class) const {
+  const std::optional<TenantRule>& rule = tenant.rule;
+  return rule.has_value() && rule->life.has_value() ? *rule->life : options_.life[life_class];
+}
+
+Evictor::Life Evictor::life(std::uint64_t tenant, std::uint8_t life_class) const {
+  const auto known = tenant_index_.find(tenant);
+  return known == tenant_index_.end() ? options_.life[life_class]
+                                      : life_of(tenants_[known->second], life_class);
+}
+
 void Evictor::set_expiry(Item item) {
   Node& at = nodes_[item];
-  const std::optional<TenantRule>& rule = tenants_[at.tenant].rule;
-  const Life& life = rule.has_value() && rule->life.has_value() ? *rule->life : options_.life[at.life_class];
+  const Life& life = life_of(tenants_[at.tenant], at.life_class);
   const auto after = [](std::uint32_t from, Duration length) -> std::uint32_t {
     if (length <= Duration(0)) return tick_never;
     return static_cast<std::uint32_t>(

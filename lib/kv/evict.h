@@ -20,9 +20,9 @@
 // oldest item has children, the least recently used leaf below it goes first.  What is above a held item
 // stays.
 //
-// Life.  An item that nobody used for `ttl` expires, and any item `cap` after its put, with what hangs on it,
-// at the next whole second.  A wheel of one-second slots finds them (Varghese and Lauck, SOSP 1987, scheme
-// 6); a use only writes a number.
+// Life.  An item that nobody used for `ttl` expires, and any item `cap` after its put, or sooner by the `age` that it
+// was put with, with what hangs on it, at the next whole second.  A wheel of one-second slots finds them (Varghese
+// and Lauck, SOSP 1987, scheme 6); a use only writes a number.
 //
 // Tenants.  A quota is never silent: put() either refuses or names victims of the same tenant, and counts
 // both.  Tenant 0 is nobody's: it has no quota.
@@ -95,7 +95,8 @@ class Evictor {
     Item parent = item_none;
     bool held = false;  // is no victim until open()
     bool present =
-        false;  // it is stored already: counts against its tenant's quota, and is not refused for it
+        false;        // it is stored already: counts against its tenant's quota, and is not refused for it
+    Duration age{0};  // it is there for so long already, for its cap
   };
   enum class PutCode : std::uint8_t { ok, over_quota, items_full, tenants_full };
   struct PutAnswer {
@@ -128,6 +129,9 @@ class Evictor {
   };
 
   Evictor(const Options& options, Instant now);
+
+  // That of what the tenant puts.
+  [[nodiscard]] Life life(std::uint64_t tenant, std::uint8_t life_class = 0) const;
 
   // As stores come and go; step() does the rest.
   void set_capacity(std::uint64_t bytes);
@@ -225,6 +229,9 @@ class Evictor {
   static constexpr std::uint32_t tick_never = UINT32_MAX;
   static constexpr std::uint32_t ticks_per_slot = 10;
   static constexpr Duration tick = milliseconds(100);
+  // Of three years before the clock's origin: an item may be older than the machine has been up.
+  static constexpr std::int64_t ticks_before = 1'000'000'000;
+  static_assert(ticks_before % ticks_per_slot == 0);
 
   [[nodiscard]] static std::uint32_t tick_of(Instant now);
   [[nodiscard]] static std::uint32_t ticks_of(Duration length);
@@ -259,6 +266,7 @@ class Evictor {
   bool fit_quota(Tenant& tenant, std::uint64_t bytes, Item keep, std::vector<Victim>& out);
   [[nodiscard]] static TenantRow row_of(const Tenant& tenant);
   [[nodiscard]] Tenant* tenant_of(std::uint64_t name, std::uint32_t& index);
+  [[nodiscard]] const Life& life_of(const Tenant& tenant, std::uint8_t life_class) const;
   void tenant_forget(std::uint32_t index);
 
   void ghost_add(const Node& node);

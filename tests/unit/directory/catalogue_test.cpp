@@ -8,6 +8,8 @@
 #include <csignal>
 #include <fstream>
 
+#include "base/clock.h"
+
 namespace di::directory {
 namespace {
 
@@ -49,6 +51,10 @@ TEST(Catalogue, RemembersWhatMustNotBeForgotten) {
   EXPECT_EQ(catalogue->secret(), secret);
   EXPECT_EQ(catalogue->cluster(), cluster);
   EXPECT_EQ(catalogue->run(), run + 1);
+  const auto& starts = catalogue->run_starts();
+  ASSERT_EQ(starts.size(), 3U);  // the making of it and two starts
+  EXPECT_TRUE(starts.contains(0) && starts.contains(run) && starts.contains(run + 1));
+  EXPECT_LE(starts.at(run), starts.at(run + 1));
   const auto rows = catalogue->instances();
   ASSERT_TRUE(rows);
   ASSERT_EQ(rows->size(), 2U);
@@ -89,7 +95,7 @@ TEST(Catalogue, NewerSchemaIsRefusedAndLeftAlone) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::unsupported);
   EXPECT_EQ(refused.error().message,
-            "catalogue " + path + ": schema version 9 is newer than this program's 3");
+            "catalogue " + path + ": schema version 9 is newer than this program's 4");
 }
 
 TEST(Catalogue, ForeignAndDamagedFilesAreCorrupt) {
@@ -158,6 +164,7 @@ StripeRow stripe_row(std::uint64_t id, int pages) {
   row.id = id;
   row.fingerprint.raw[0] = std::byte{7};
   row.tenant = 0xf000000000000000 + id;  // above what a signed number holds
+  row.born_s = 0xf0000000U + static_cast<std::uint32_t>(id);
   Key parent;
   parent.raw[1] = std::byte{9};
   for (int p = 0; p < pages; ++p) {
@@ -392,6 +399,7 @@ TEST(Catalogue, SchemaTwoIsMigrated) {
   std::ofstream(path, std::ios::binary) << golden.rdbuf();
   StripeRow before = stripe_row(5, 2);
   before.tenant = 0;
+  before.born_s = 0;
   for (int start = 0; start < 2; ++start) {
     auto catalogue = Catalogue::open(path);
     ASSERT_TRUE(catalogue) << catalogue.error().message;
@@ -408,6 +416,47 @@ TEST(Catalogue, SchemaTwoIsMigrated) {
     ASSERT_TRUE(writer) << writer.error().message;
     ASSERT_TRUE(writer->write(std::vector<StripeChange>{{6, stripe_row(6, 2)}}));
   }
+}
+
+// A file as schema 3 left it: nothing says how old its stripe is, and it is not older than this.
+TEST(Catalogue, SchemaThreeIsMigrated) {
+  const std::string path = scratch("three-to-four");
+  std::ifstream golden(std::string(DI_SOURCE_DIR) + "/tests/golden/catalogue/schema3.sqlite",
+                       std::ios::binary);
+  ASSERT_TRUE(golden.good());
+  std::ofstream(path, std::ios::binary) << golden.rdbuf();
+  StripeRow before = stripe_row(5, 2);
+  before.born_s = 0;
+  const auto now_s = static_cast<std::uint32_t>(wall_clock_ms() / 1000);
+  for (int start = 0; start < 2; ++start) {
+    auto catalogue = Catalogue::open(path);
+    ASSERT_TRUE(catalogue) << catalogue.error().message;
+    ASSERT_TRUE(catalogue->load_stripes([&](const StripeRow& row) { EXPECT_EQ(row, before); }));
+    ASSERT_EQ(catalogue->run_starts().size(), 2U + static_cast<std::size_t>(start));
+    EXPECT_EQ(catalogue->run_starts().begin()->first, 0U);
+    EXPECT_GE(catalogue->run_starts().begin()->second, now_s);
+    EXPECT_EQ(catalogue->run_starts().rbegin()->first, catalogue->run());
+  }
+}
+
+TEST(Catalogue, OnlyTheLastStartsAreKnownAndTheFirst) {
+  const std::string path = scratch("starts");
+  ASSERT_TRUE(Catalogue::open(path));
+  {
+    auto database = sqlite::Database::open(path, sqlite::Synchronous::full);
+    ASSERT_TRUE(database);
+    for (std::uint64_t run = 2; run <= run_starts_max + 10; ++run) {
+      ASSERT_TRUE(database->exec("INSERT INTO run VALUES(" + std::to_string(run) + ", 5)"));
+    }
+    ASSERT_TRUE(database->exec("UPDATE fleet SET value = x'0a04000000000000' WHERE name = 'run'"));
+  }
+  const auto catalogue = Catalogue::open(path);
+  ASSERT_TRUE(catalogue) << catalogue.error().message;
+  ASSERT_EQ(catalogue->run(), run_starts_max + 11);
+  const auto& starts = catalogue->run_starts();
+  EXPECT_EQ(starts.size(), run_starts_max + 1);
+  EXPECT_EQ(starts.begin()->first, 0U);
+  EXPECT_EQ(std::next(starts.begin())->first, 12U);
 }
 
 }  // namespace

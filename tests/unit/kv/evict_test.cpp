@@ -300,6 +300,42 @@ TEST_F(EvictorTest, what_nobody_uses_expires_and_a_use_puts_it_off_until_the_cap
   EXPECT_EQ(evictor->next_due(), instant_never);
 }
 
+// It was there before the machine was up.
+TEST_F(EvictorTest, what_is_put_with_an_age_has_that_much_less_of_its_cap) {
+  Evictor::Options options{.capacity_bytes = 1000 * mib};
+  options.life[0] = {.ttl = seconds(0), .cap = seconds(1000000)};
+  begin(options);
+  ASSERT_LT(now, at_s(999'900));
+  const auto aged = [&](std::uint64_t id, Duration age) {
+    EXPECT_EQ(evictor->put({.id = id, .key = id, .bytes = mib, .present = true, .age = age}, now).code,
+              Evictor::PutCode::ok);
+  };
+  aged(1, seconds(999'900));
+  aged(2, seconds(999'999));
+  aged(3, seconds(2'000'000));
+  aged(4, seconds(4'000'000'000));
+  EXPECT_GT(evictor->next_due(), now);
+  EXPECT_LE(evictor->next_due(), now + seconds(1));
+  pass(2);
+  const auto first = gone();
+  EXPECT_EQ(std::set<std::uint64_t>(first.begin(), first.end()), (std::set<std::uint64_t>{2, 3, 4}));
+  pass(97);
+  EXPECT_TRUE(gone().empty());
+  pass(2);
+  EXPECT_EQ(gone(), (std::vector<std::uint64_t>{1}));
+}
+
+TEST_F(EvictorTest, the_life_of_a_tenant_is_its_own_or_that_of_all) {
+  Evictor::Options options{.capacity_bytes = 1000 * mib};
+  options.life[0] = {.ttl = seconds(1), .cap = seconds(2)};
+  begin(options);
+  ASSERT_TRUE(evictor->set_tenant(7, {.life = Evictor::Life{.ttl = seconds(0), .cap = seconds(9)}}));
+  ASSERT_TRUE(evictor->set_tenant(8, {.quota_bytes = mib}));
+  EXPECT_EQ(evictor->life(7).cap, seconds(9));
+  EXPECT_EQ(evictor->life(8).cap, seconds(2));
+  EXPECT_EQ(evictor->life(9).cap, seconds(2));
+}
+
 TEST_F(EvictorTest, a_life_longer_than_the_wheel_is_kept) {
   Evictor::Options options{.capacity_bytes = 1000 * mib};
   options.life[0] = {.ttl = seconds(100000)};
