@@ -91,7 +91,12 @@ struct MetaClient::Impl {
                                    [this](const Member& member) { return member.id == self.id; });
     constexpr std::uint8_t leaves = 2;
     known_state = here == members.end() ? leaves : here->state;
-    if (known_state == self.state) told();
+    if (known_state == self.state) return told();
+    // It was set while di-meta was not up, or is still on its way: said twice it is the same.
+    if (here != members.end()) say_state();
+  }
+  void say_state() {
+    if (endpoint.up(meta_id)) static_cast<void>(endpoint.send(meta_id, wire::meta_state{self.state}));
   }
   void told() {
     told_late.cancel();
@@ -147,9 +152,7 @@ void MetaClient::publish(Member self) {
 
 void MetaClient::set_state(std::uint8_t state) {
   impl_->self.state = state;
-  if (impl_->endpoint.up(impl_->meta_id)) {
-    static_cast<void>(impl_->endpoint.send(impl_->meta_id, wire::meta_state{state}));
-  }
+  impl_->say_state();
 }
 
 void MetaClient::when_told(std::function<void()> then) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -87,7 +88,8 @@ struct Endpoint::Impl {
         options(std::move(o)),
         alive(std::make_shared<bool>(true)),
         tick(l, loop::TimerKind::liveness, "heartbeat", [this] { beat(); }),
-        retry(l, loop::TimerKind::liveness, "reconnect", [this] { connect_members(); }) {
+        retry(l, loop::TimerKind::liveness, "reconnect", [this] { connect_members(); }),
+        bootstrap_again(l, loop::TimerKind::liveness, "bootstrap again", [this] { open_bootstrap(); }) {
     transport.set_events({.message = [this](ConnectionId c, std::span<const ByteView> f) { message(c, f); },
                           .connected = [this](ConnectionId c) { connected(c); },
                           .disconnected = [this](ConnectionId c) { disconnected(c); }});
@@ -193,7 +195,13 @@ struct Endpoint::Impl {
     const Link link = found->second;
     transport.close(connection);
     links.erase(found);
-    if (link.bootstrap) open_bootstrap();
+    if (link.bootstrap) {
+      // Whoever breaks off may be a di-meta that ends; whoever is there and will not have us is none.
+      if (link.established && !link.up && reason != broken) {
+        complain_of_bootstrap("who answers does not take us: is that di-meta?");
+      }
+      put_off_bootstrap();
+    }
     const auto peer = known.find(link.peer);
     if (peer == known.end() || peer->second.link != connection) return;
     peer->second.link = 0;
@@ -263,6 +271,10 @@ struct Endpoint::Impl {
     peer.up = true;
     peer.leaving = false;
     peer.pause = reconnect_after;
+    if (link.bootstrap) {
+      bootstrap_pause = reconnect_after;
+      bootstrap_complained = false;
+    }
     log_info("net", "peer up", {{"peer", peer.member.instance}, {"generation", peer.member.generation}});
     if (peer_up) {
       const Member member = peer.member;  // the handler may change the list
@@ -274,13 +286,24 @@ struct Endpoint::Impl {
     if (bootstrap_address.empty()) return;
     Result<ConnectionId> connection = transport.connect(bootstrap_address, options.bootstrap_key);
     if (!connection) {
-      log_error("net", "cannot connect", {{"address", bootstrap_address}, {"error", connection.error()}});
+      complain_of_bootstrap(connection.error().message);
+      put_off_bootstrap();
       return;
     }
     Link& link = links[*connection];
     link.id = *connection;
     link.outgoing = true;
     link.bootstrap = true;
+  }
+
+  void put_off_bootstrap() {
+    bootstrap_again.start_after(bootstrap_pause);
+    bootstrap_pause = std::min(bootstrap_pause * 2, reconnect_after_max);
+  }
+  // Once until it is up.
+  void complain_of_bootstrap(std::string_view reason) {
+    if (std::exchange(bootstrap_complained, true)) return;
+    log_warn("net", "no di-meta at its address", {{"address", bootstrap_address}, {"reason", reason}});
   }
 
   void connect_members() {
@@ -648,11 +671,14 @@ struct Endpoint::Impl {
   bool leaving = false;  // leave() was called
   std::string bootstrap_address;
   std::function<void(const From&)> bootstrap_connected;
+  Duration bootstrap_pause = reconnect_after;  // as those of the members
+  bool bootstrap_complained = false;
   EndpointCounters counters;
   Instant last_tick;
   std::uint64_t ticks = 0;
   loop::Timer tick;
   loop::Timer retry;
+  loop::Timer bootstrap_again;
 };
 
 Endpoint::Endpoint(loop::Loop& loop, Transport& transport, Options options)

@@ -47,8 +47,8 @@ namespace di::net {
 inline constexpr std::size_t peers_max = 4096;
 inline constexpr Duration heartbeat_every = seconds(1);
 inline constexpr Duration peer_lost_after = seconds(3);
-// Pause before a broken connection to a member that is still listed is tried again.  It doubles while the
-// member does not come up.
+// Pause before a broken connection to a member that is still listed, or to di-meta, is tried again.  It doubles
+// while the other side does not come up.
 inline constexpr Duration reconnect_after = milliseconds(100);
 inline constexpr Duration reconnect_after_max = seconds(1);
 

@@ -55,7 +55,8 @@ class Transport {
   virtual Result<std::string> bind(const std::string& address) = 0;
   // Keeps trying until connected or closed; a handshake that failed is tried again after a pause that
   // grows.  `server_key` is the public key that the other side has to prove (net/keys.h), empty on a
-  // connection in the clear.  Errors: invalid for an address it cannot read, denied when keys are missing.
+  // connection in the clear.  Errors: invalid for an address it cannot read, denied when keys are missing,
+  // busy when there are no descriptors left for it.
   virtual Result<ConnectionId> connect(const std::string& address, const std::string& server_key) = 0;
   Result<ConnectionId> connect(const std::string& address) { return connect(address, {}); }
   virtual void close(ConnectionId connection) = 0;

@@ -1,11 +1,13 @@
 #include "net/zmq.h"
 
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <zmq.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <map>
 #include <set>
 #include <string>
@@ -59,8 +61,10 @@ constexpr std::array<milliseconds, 4> probe_after{milliseconds(0), milliseconds(
 
 Error zmq_error(const std::string& what) {
   const int number = zmq_errno();
-  return Error{number == EADDRINUSE || number == EADDRNOTAVAIL ? Code::io : Code::invalid, number,
-               what + ": " + zmq_strerror(number)};
+  Code code = Code::invalid;
+  if (number == EADDRINUSE || number == EADDRNOTAVAIL) code = Code::io;
+  if (number == EMFILE || number == ENFILE || number == ENOMEM) code = Code::busy;
+  return Error{code, number, what + ": " + zmq_strerror(number)};
 }
 
 void set_int(void* socket, int option, int value) {
@@ -204,39 +208,21 @@ class Source {
     std::function<void(std::uint16_t kind, std::uint32_t value)> failed{};  // a handshake
   };
 
-  Source(loop::Loop& loop, void* context, int type, std::uint64_t number, Handlers handlers)
-      : loop_(loop), handlers_(std::move(handlers)), alive_(std::make_shared<bool>(true)) {
-    socket_ = zmq_socket(context, type);
-    DI_ASSERT(socket_ != nullptr);
-    set_options(socket_, type);
-    const std::string address = "inproc://monitor." + std::to_string(number);
-    int failed =
-        zmq_socket_monitor(socket_, address.c_str(),
-                           ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | handshake_failed_events);
-    DI_ASSERT(failed == 0);
-    monitor_ = zmq_socket(context, ZMQ_PAIR);
-    DI_ASSERT(monitor_ != nullptr);
-    set_int(monitor_, ZMQ_LINGER, 0);
-    failed = zmq_connect(monitor_, address.c_str());
-    DI_ASSERT(failed == 0);
-    socket_watch_ = std::make_unique<loop::Watch>(loop_, fd(socket_), "zmq");
-    socket_watch_->on_readable([this] { drain(); });
-    monitor_watch_ = std::make_unique<loop::Watch>(loop_, fd(monitor_), "zmq monitor");
-    monitor_watch_->on_readable([this] { drain_monitor(); });
-    // A descriptor signals only after its socket was once found empty.
-    post_drain();
-    loop_.post("zmq monitor", [this, alive = alive_] {
-      if (*alive) drain_monitor();
-    });
+  // `what` begins the error.  Errors: busy when there are no descriptors left for it.
+  static Result<std::unique_ptr<Source>> make(loop::Loop& loop, void* context, int type, std::uint64_t number,
+                                              Handlers handlers, const std::string& what) {
+    std::unique_ptr<Source> source(new Source(loop, std::move(handlers)));
+    if (!source->open(context, type, number)) return zmq_error(what);
+    return source;
   }
 
   ~Source() {
     *alive_ = false;
     socket_watch_.reset();
     monitor_watch_.reset();
-    zmq_socket_monitor(socket_, nullptr, 0);
-    zmq_close(monitor_);
-    zmq_close(socket_);
+    if (socket_ != nullptr) zmq_socket_monitor(socket_, nullptr, 0);
+    if (monitor_ != nullptr) zmq_close(monitor_);
+    if (socket_ != nullptr) zmq_close(socket_);
   }
   Source(const Source&) = delete;
   Source& operator=(const Source&) = delete;
@@ -262,21 +248,53 @@ class Source {
     return error;
   }
 
-  // Takes what has arrived; true when this Source still lives.
-  bool drain() {
+  // Takes what has arrived, a turn's share of it.
+  void drain() {
     const std::shared_ptr<bool> alive = alive_;
     for (int taken = 0; (events() & ZMQ_POLLIN) != 0; ++taken) {
       if (taken == drain_max) {
         post_drain();
-        return true;
+        return;
       }
       receive();
-      if (!*alive) return false;
+      if (!*alive) return;
     }
-    return true;
+    if (!broken_) return;
+    broken_ = false;
+    post_drain_monitor();
+    if (handlers_.broken) handlers_.broken();
   }
 
  private:
+  Source(loop::Loop& loop, Handlers handlers)
+      : loop_(loop), handlers_(std::move(handlers)), alive_(std::make_shared<bool>(true)) {}
+
+  // False: zmq_errno() says why.
+  bool open(void* context, int type, std::uint64_t number) {
+    socket_ = zmq_socket(context, type);
+    if (socket_ == nullptr) return false;
+    set_options(socket_, type);
+    const std::string address = "inproc://monitor." + std::to_string(number);
+    if (zmq_socket_monitor(
+            socket_, address.c_str(),
+            ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | handshake_failed_events) != 0) {
+      return false;
+    }
+    monitor_ = zmq_socket(context, ZMQ_PAIR);
+    if (monitor_ == nullptr) return false;
+    set_int(monitor_, ZMQ_LINGER, 0);
+    const int failed = zmq_connect(monitor_, address.c_str());
+    DI_ASSERT(failed == 0);
+    socket_watch_ = std::make_unique<loop::Watch>(loop_, fd(socket_), "zmq");
+    socket_watch_->on_readable([this] { drain(); });
+    monitor_watch_ = std::make_unique<loop::Watch>(loop_, fd(monitor_), "zmq monitor");
+    monitor_watch_->on_readable([this] { drain_monitor(); });
+    // A descriptor signals only after its socket was once found empty.
+    post_drain();
+    post_drain_monitor();
+    return true;
+  }
+
   static int fd(void* socket) {
     int value = -1;
     std::size_t bytes = sizeof value;
@@ -297,6 +315,11 @@ class Source {
       if (!*alive) return;
       drain_posted_ = false;
       drain();
+    });
+  }
+  void post_drain_monitor() {
+    loop_.post("zmq monitor", [this, alive = alive_] {
+      if (*alive) drain_monitor();
     });
   }
 
@@ -335,7 +358,7 @@ class Source {
 
   void drain_monitor() {
     const std::shared_ptr<bool> alive = alive_;
-    while (true) {
+    while (!broken_) {
       Part event;
       Part address;
       if (zmq_msg_recv(event.get(), monitor_, ZMQ_DONTWAIT) < 0) return;
@@ -348,9 +371,10 @@ class Source {
         look();  // attaches the new pipe, so that a send finds it
         if (handlers_.established) handlers_.established();
       } else if (kind == ZMQ_EVENT_DISCONNECTED) {
-        // What arrived before the break comes before the news of it.
-        if (!drain()) return;
-        if (handlers_.broken) handlers_.broken();
+        // What arrived before the break comes before the news of it, and that before any later event.  Of a
+        // connection that we opened the library drops with the break what was not taken by then.
+        broken_ = true;
+        drain();
       } else if ((kind & handshake_failed_events) != 0 && bytes.size() >= 6) {
         std::uint32_t value = 0;
         std::memcpy(&value, bytes.data() + 2, sizeof value);
@@ -368,6 +392,7 @@ class Source {
   std::unique_ptr<loop::Watch> socket_watch_;
   std::unique_ptr<loop::Watch> monitor_watch_;
   bool drain_posted_ = false;
+  bool broken_ = false;  // a connection is, and the handler hears of it when all that came has been taken
 };
 
 class ZmqTransport final : public Transport {
@@ -380,14 +405,7 @@ class ZmqTransport final : public Transport {
         again_(loop, loop::TimerKind::liveness, "zmq handshake", [this] { open_due(); }) {
     DI_ASSERT(context_ != nullptr);
     // Two sockets per connection; the default of 1,023 would end at 500 peers.
-    int failed = zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, 16384);
-    DI_ASSERT(failed == 0);
-    if (!curve_) return;
-    // Before any socket is bound: without a handler the library would let every key in.
-    zap_ = std::make_unique<Source>(
-        loop_, context_, ZMQ_ROUTER, ++sources_,
-        Source::Handlers{.message = [this](std::span<const ByteView> frames, Part&) { judge(frames); }});
-    failed = zmq_bind(zap_->socket(), zap_address);
+    const int failed = zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, 16384);
     DI_ASSERT(failed == 0);
   }
   ~ZmqTransport() override {
@@ -402,13 +420,18 @@ class ZmqTransport final : public Transport {
 
   Result<std::string> bind(const std::string& address) override {
     if (router_) return Error{Code::exists, 0, "bind " + address + ": one address is bound already"};
-    auto router = std::make_unique<Source>(
+    // Before any socket is bound: without a handler the library would let every key in.
+    if (curve_) DI_TRY(begin_to_judge());
+    Result<std::unique_ptr<Source>> made = Source::make(
         loop_, context_, ZMQ_ROUTER, ++sources_,
         Source::Handlers{
             .message = [this](std::span<const ByteView> frames,
                               Part& last) { incoming_message(frames, last); },
             .broken = [this] { begin_probe(); },
-            .failed = [this](std::uint16_t kind, std::uint32_t value) { caller_failed(kind, value); }});
+            .failed = [this](std::uint16_t kind, std::uint32_t value) { caller_failed(kind, value); }},
+        "bind " + address);
+    if (!made) return made.error();
+    std::unique_ptr<Source> router = *std::move(made);
     set_address_options(router->socket(), address);
     if (curve_ && !is_ipc(address)) set_server_keys(router->socket(), *curve_);
     if (zmq_bind(router->socket(), address.c_str()) != 0) return zmq_error("bind " + address);
@@ -522,6 +545,19 @@ class ZmqTransport final : public Transport {
 
   // ---- Callers
 
+  Status begin_to_judge() {
+    if (zap_) return {};
+    Result<std::unique_ptr<Source>> made = Source::make(
+        loop_, context_, ZMQ_ROUTER, ++sources_,
+        Source::Handlers{.message = [this](std::span<const ByteView> frames, Part&) { judge(frames); }},
+        "judge of keys");
+    if (!made) return made.error();
+    const int failed = zmq_bind((*made)->socket(), zap_address);
+    DI_ASSERT(failed == 0);
+    zap_ = *std::move(made);
+    return {};
+  }
+
   // A request of RFC 27: may the holder of this key connect?
   void judge(std::span<const ByteView> frames) {
     if (frames.size() < 4) return;
@@ -615,33 +651,37 @@ class ZmqTransport final : public Transport {
                  ? &found->second
                  : nullptr;
     };
-    auto source = std::make_unique<Source>(
-        loop_, context_, ZMQ_DEALER, number,
-        Source::Handlers{.message =
-                             [this, id, current](std::span<const ByteView> frames, Part&) {
-                               if (frames.size() == 1 && frames[0].empty()) return;  // a probe
-                               if (current() == nullptr) return;  // closed while it was being drained
-                               if (events_.message) events_.message(id, frames);
-                             },
-                         .established =
-                             [this, id, current] {
-                               Outgoing* mine = current();
-                               if (mine == nullptr) return;
-                               mine->established = true;
-                               mine->pause = handshake_pause_first;
-                               if (events_.connected) events_.connected(id);
-                             },
-                         .broken =
-                             [this, id, current] {
-                               const Outgoing* mine = current();
-                               if (mine == nullptr || !mine->established) return;
-                               close(id);
-                               if (events_.disconnected) events_.disconnected(id);
-                             },
-                         .failed =
-                             [this, current](std::uint16_t kind, std::uint32_t value) {
-                               if (Outgoing* mine = current()) call_failed(*mine, kind, value);
-                             }});
+    Result<std::unique_ptr<Source>> made =
+        Source::make(loop_, context_, ZMQ_DEALER, number,
+                     Source::Handlers{.message =
+                                          [this, id, current](std::span<const ByteView> frames, Part&) {
+                                            if (frames.size() == 1 && frames[0].empty()) return;  // a probe
+                                            if (current() == nullptr)
+                                              return;  // closed while it was being drained
+                                            if (events_.message) events_.message(id, frames);
+                                          },
+                                      .established =
+                                          [this, id, current] {
+                                            Outgoing* mine = current();
+                                            if (mine == nullptr) return;
+                                            mine->established = true;
+                                            mine->pause = handshake_pause_first;
+                                            if (events_.connected) events_.connected(id);
+                                          },
+                                      .broken =
+                                          [this, id, current] {
+                                            const Outgoing* mine = current();
+                                            if (mine == nullptr || !mine->established) return;
+                                            close(id);
+                                            if (events_.disconnected) events_.disconnected(id);
+                                          },
+                                      .failed =
+                                          [this, current](std::uint16_t kind, std::uint32_t value) {
+                                            if (Outgoing* mine = current()) call_failed(*mine, kind, value);
+                                          }},
+                     "connect " + outgoing.address);
+    if (!made) return made.error();
+    std::unique_ptr<Source> source = *std::move(made);
     set_address_options(source->socket(), outgoing.address);
     if (!outgoing.server_key.empty()) set_client_keys(source->socket(), *curve_, outgoing.server_key);
     if (zmq_connect(source->socket(), outgoing.address.c_str()) != 0) {
@@ -713,6 +753,23 @@ class ZmqTransport final : public Transport {
 
 std::unique_ptr<Transport> make_zmq_transport(loop::Loop& loop, std::optional<Curve> curve) {
   return std::make_unique<ZmqTransport>(loop, std::move(curve));
+}
+
+bool is_endpoint(std::string_view address) {
+  if (is_ipc(address)) {
+    const std::size_t path = address.size() - 6;
+    return path > 0 && path < sizeof sockaddr_un{}.sun_path;
+  }
+  const std::size_t colon = address.rfind(':');
+  if (!address.starts_with("tcp://") || colon < 7) return false;
+  const std::string_view host = address.substr(6, colon - 6);
+  const std::string_view port = address.substr(colon + 1);
+  const bool bracketed = host.starts_with('[') && host.ends_with(']') && host.size() > 2;
+  if (!bracketed && host.find_first_of(":[]") != std::string_view::npos) return false;
+  if (host.find_first_of(" \t/;*") != std::string_view::npos) return false;
+  std::uint16_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  return error == std::errc{} && end == port.data() + port.size() && number != 0;
 }
 
 bool is_ipc(std::string_view address) {

@@ -33,6 +33,8 @@ struct Curve {
                                                             std::optional<Curve> curve = std::nullopt);
 
 // Whether an address can be reached from this machine only.
+// tcp://HOST:PORT or ipc://PATH, as others connect to.
+[[nodiscard]] bool is_endpoint(std::string_view address);
 [[nodiscard]] bool is_ipc(std::string_view address);
 [[nodiscard]] bool is_local(std::string_view address);  // ipc, or TCP on loopback
 

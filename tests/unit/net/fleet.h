@@ -73,9 +73,10 @@ inline Member member(PeerId id, std::uint32_t generation, const std::string& ins
 
 // One instance of a fleet, on the loop of the test.
 struct Node {
-  Node(loop::Loop& loop, Net& net, Member m, Endpoint::Options options = {})
+  // `address`: where it listens; empty: at that of its name.
+  Node(loop::Loop& loop, Net& net, Member m, Endpoint::Options options = {}, const std::string& address = {})
       : transport(net.make(loop)), endpoint(loop, *transport, std::move(options)), self(std::move(m)) {
-    const Result<std::string> bound = endpoint.bind(net.address(self.instance));
+    const Result<std::string> bound = endpoint.bind(address.empty() ? net.address(self.instance) : address);
     EXPECT_TRUE(bound.ok()) << bound.error().message;
     if (bound.ok()) self.control = *bound;
     if (self.id != 0) endpoint.identify(self, 7);

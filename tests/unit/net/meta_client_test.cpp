@@ -37,6 +37,10 @@ struct Meta {
       EXPECT_TRUE(node.endpoint.reply(in.from, answer).ok());
       publish();
     });
+    node.endpoint.on<wire::meta_state>([this](const Incoming& in, const wire::meta_state& message) {
+      members[in.from.id].state = message.state;
+      publish();
+    });
     node.endpoint.on_peer_up([this](const Member&) { publish(); });
   }
   std::vector<Member> list() {
@@ -64,12 +68,17 @@ struct Client {
   Client(loop::Loop& loop, Net& net, const std::string& instance)
       : node(loop, net, member(0, 0, instance)),
         meta(loop, node.endpoint, net.address("di-meta.0"), node.self,
-             {.registered = [this](const wire::meta_registered&) { ++registered; },
+             {.registered =
+                  [this](const wire::meta_registered&) {
+                    ++registered;
+                    if (on_registered) on_registered();
+                  },
               .refused = [this](const Error& error) { refused = error.message; },
               .members = {}}) {}
   Node node;
   int registered = 0;
   std::string refused;
+  std::function<void()> on_registered;
   MetaClient meta;
 };
 
@@ -155,6 +164,50 @@ TEST_P(MetaClientTest, RefusalIsReportedAndNotRepeatedUntilSomethingChanged) {
   router.meta.publish(router.node.self);
   ASSERT_TRUE(wait([&] { return router.meta.registered(); }));
   EXPECT_EQ(meta.registrations, 2);
+}
+
+// A drain in the moment between the two was lost, and new work came for as long as the process lived.
+TEST_P(MetaClientTest, StateThatIsSetBetweenRegistrationAndHelloIsSaid) {
+  Client router(loop, *net, "di-router.0");
+  router.on_registered = [&] {
+    EXPECT_EQ(router.meta.meta(), 0u) << "up already: this test is of before";
+    router.meta.set_state(1);
+  };
+  Meta meta(loop, *net, 50);
+  ASSERT_TRUE(wait([&] { return meta.members[2].state == 1; }));
+  bool told = false;
+  router.meta.when_told([&] { told = true; });
+  ASSERT_TRUE(wait([&] { return told; }));
+}
+
+// An address at which another daemon listens: it was asked again as fast as connections are made.
+TEST_P(MetaClientTest, WhoeverIsNoMetaIsAskedWithPausesUntilOneIsThere) {
+  auto other = std::make_unique<Node>(loop, *net, member(9, 90, "di-kvd.host0", "host"));
+  const std::string address = other->self.control;
+  // Each registration that is not taken is one more that came from nobody.
+  Node node(loop, *net, member(0, 0, "di-router.0"));
+  const Instant begin = loop.monotonic_now();
+  MetaClient client(loop, node.endpoint, address, node.self,
+                    {.registered = {}, .refused = {}, .members = {}});
+  ASSERT_TRUE(wait([&] { return other->endpoint.counters().dropped_unknown == 4; }));
+  EXPECT_GE(loop.monotonic_now() - begin, 7 * reconnect_after) << "pauses of 1, 2 and 4";
+  EXPECT_FALSE(client.registered());
+  other.reset();
+  Endpoint::Options options;
+  options.accept_unregistered = true;
+  Node meta(loop, *net, member(1, 50, "di-meta.0"), options, address);
+  meta.endpoint.on<wire::meta_register>([&](const Incoming& in, const wire::meta_register& message) {
+    Member self = message.self;
+    self.id = 2;
+    self.generation = 10;
+    meta.endpoint.set_members({self});
+    wire::meta_registered answer;
+    answer.cluster = 7;
+    answer.id = self.id;
+    answer.generation = self.generation;
+    EXPECT_TRUE(meta.endpoint.reply(in.from, answer).ok());
+  });
+  ASSERT_TRUE(wait([&] { return client.meta() == 1; }));
 }
 
 TEST_P(MetaClientTest, MembersAreBelievedOfMetaOnly) {

@@ -219,13 +219,14 @@ TEST_P(PeerTest, BodyThatDoesNotDecodeIsDroppedAndCounted) {
 TEST_P(PeerTest, IdlePeersStayUpByTheirHeartbeats) {
   Endpoint::Options options;
   options.heartbeat = milliseconds(20);
-  options.lost_after = milliseconds(2000);
+  options.lost_after = milliseconds(1000);
   Node router(loop, *net, member(1, 10, "di-router.0"), options);
   Node decode(loop, *net, member(2, 11, "di-decode.0"), options);
   introduce({&router, &decode});
   ASSERT_TRUE(wait([&] { return router.endpoint.up(2) && decode.endpoint.up(1); }));
+  // For twice as long as silence may last: a heartbeat is sent every 20 ms at most.
   const std::uint64_t sent = router.endpoint.counters().sent;
-  ASSERT_TRUE(wait([&] { return router.endpoint.counters().sent >= sent + 20; }));
+  ASSERT_TRUE(wait([&] { return router.endpoint.counters().sent >= sent + 100; }));
   EXPECT_EQ(router.log, "+di-decode.0/11 ");
   EXPECT_EQ(decode.log, "+di-router.0/10 ");
 }
@@ -249,6 +250,49 @@ TEST(PeerFrozen, SilenceIsLossOnBothSidesAndItComesBack) {
   EXPECT_EQ(decode.log, "+di-router.0/10 -1/10 ");
   net.network.test_freeze(decode.self.control, false);
   ASSERT_TRUE(loop.run_until([&] { return router.endpoint.up(2) && decode.endpoint.up(1); }, patience));
+}
+
+// Refuses the first connections, as a process without descriptors does.
+class Short final : public Transport {
+ public:
+  Short(std::unique_ptr<Transport> inner, int refused) : inner_(std::move(inner)), refused_(refused) {}
+  void set_events(Events events) override { inner_->set_events(std::move(events)); }
+  Result<std::string> bind(const std::string& address) override { return inner_->bind(address); }
+  Result<ConnectionId> connect(const std::string& address, const std::string& server_key) override {
+    if (refused_ > 0) {
+      --refused_;
+      return Error{Code::busy, EMFILE, "connect " + address + ": Too many open files"};
+    }
+    return inner_->connect(address, server_key);
+  }
+  void close(ConnectionId connection) override { inner_->close(connection); }
+  void refuse(ConnectionId connection) override { inner_->refuse(connection); }
+  std::string peer_key(ConnectionId connection) const override { return inner_->peer_key(connection); }
+  const TransportCounters& counters() const override { return inner_->counters(); }
+  Status send(ConnectionId connection, std::span<const ByteView> frames) override {
+    return inner_->send(connection, frames);
+  }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  int refused_;
+};
+
+TEST(PeerShort, AConnectionThatCannotBeMadeIsTriedAgain) {
+  loop::Loop loop;
+  InprocNet net;
+  Node meta(loop, net, member(1, 10, "di-meta.0"));
+  Node decode(loop, net, member(2, 11, "di-decode.0"));
+  Short transport(net.make(loop), 3);
+  Endpoint endpoint(loop, transport);
+  int connected = 0;
+  endpoint.set_bootstrap(meta.self.control, [&](const From&) { ++connected; });  // refused twice
+  ASSERT_TRUE(loop.run_until([&] { return connected == 1; }, patience));
+  const Member self = member(3, 12, "di-router.0");
+  endpoint.identify(self, 7);
+  decode.endpoint.set_members({self});
+  endpoint.set_members({decode.self});
+  ASSERT_TRUE(loop.run_until([&] { return endpoint.up(2); }, patience));
 }
 
 TEST(PeerThreads, TwoLoopsExchangeMessages) {
