@@ -4,11 +4,11 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <climits>
 #include <cstdio>
@@ -25,20 +25,38 @@
 #include "daemon/ready.h"
 #include "loop/signal.h"
 #include "net/zmq.h"
+#include "wire/names.h"
 
 namespace di::daemon {
 
 namespace {
 
 Status check_instance(const std::string& program, const std::string& instance) {
-  const std::string prefix = program + ".";
-  const bool named =
-      instance.starts_with(prefix) && instance.size() > prefix.size() && instance.size() <= 64 &&
-      std::all_of(instance.begin(), instance.end(),
-                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_'; });
-  if (named) return {};
+  if (wire::is_instance_of(program, instance)) return {};
   return Error{Code::invalid, 0,
-               "'" + instance + "' is not an instance of " + program + ": want " + prefix + "NAME"};
+               "'" + instance + "' is not an instance of " + program + ": want " + program +
+                   ".NAME, where NAME has 1 to 64 letters, digits, '-' or '_'"};
+}
+
+Status check_label(const std::string& label) {
+  if (wire::is_label(label)) return {};
+  return Error{Code::invalid, 0, "want at most 64 letters, digits, '-', '_', '.' or ':'"};
+}
+
+Status check_endpoint(const std::string& address) {
+  if (address.empty() || net::is_endpoint(address)) return {};
+  return Error{Code::invalid, 0, "'" + address + "' is no address: want tcp://HOST:PORT or ipc://PATH"};
+}
+
+// The soft limit is 1,024 in many shells.  Without a descriptor connections wait, but for one kind: libzmq 4.3.4 ends
+// the process when it cannot accept one on ipc.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    log_warn("daemon", "limit of open files not raised", {{"error", errno_error("setrlimit")}});
+  }
 }
 
 // mkdir -p, then the absolute path: peers on this host are told socket paths.
@@ -140,8 +158,9 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
                 {.def = standard,
                  .check = [name](const std::string& instance) { return check_instance(name, instance); },
                  .help = "PROGRAM.NAME, unique in the fleet"});
-  params.string("meta.endpoint", common.meta_endpoint,
-                {.help = "where di-meta listens; empty: ipc://RUNDIR/di-meta.0.sock"});
+  params.string(
+      "meta.endpoint", common.meta_endpoint,
+      {.check = check_endpoint, .help = "where di-meta listens; empty: ipc://RUNDIR/di-meta.0.sock"});
   params.string("meta.public_key", common.meta_public_key,
                 {.check = [](const std::string& key) -> Status {
                    if (key.empty() || net::is_key(key)) return {};
@@ -163,9 +182,10 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
   params.string("metrics.listen", common.metrics_listen,
                 {.help = "HOST:PORT for metrics besides RUNDIR/INSTANCE.http; empty: none"});
   params.string("net.host", common.net_host,
-                {.help = "host label, inside which memory is shared; empty: the name of the machine"});
-  params.string("net.rack", common.net_rack, {.help = "rack label"});
-  params.string("net.zone", common.net_zone, {.help = "zone label"});
+                {.check = check_label,
+                 .help = "host label, inside which memory is shared; empty: the name of the machine"});
+  params.string("net.rack", common.net_rack, {.check = check_label, .help = "rack label"});
+  params.string("net.zone", common.net_zone, {.check = check_label, .help = "zone label"});
   params.string("net.bind", common.net_bind,
                 {.help = "where other instances connect; empty: ipc://RUNDIR/INSTANCE.sock"});
   params.string("net.advertise", common.net_advertise,
@@ -423,13 +443,14 @@ struct Daemon::Impl {
     if (!fixed.empty()) return Error{Code::unsupported, 0, "needs a restart to change: " + fixed};
     DI_TRY(reload_program(fresh.config));
     running = std::move(fresh);
+    // The other rows are the same; but for this, which was made absolute.
+    std::string run_dir = std::move(common.run_dir);
+    common = running.common;
+    common.run_dir = std::move(run_dir);
     endpoint.recheck_keys();
-    if (const config::Row* row = running.params.find("log.level")) {
-      const std::string text = row->print();  // quoted
-      if (const Result<LogLevel> level = log_level_parse(std::string_view(text).substr(1, text.size() - 2))) {
-        log_set_level("", *level);
-      }
-    }
+    // Not when another row changed: di-ctl log, like -v, holds until somebody says otherwise.
+    const bool level_changed = std::find(paths.begin(), paths.end(), "log.level") != paths.end();
+    if (level_changed && startup.verbose == 0) log_set_level("", common.log_level);
     log_info("daemon", "reload", {{"changed", paths.size()}});
     return {};
   }
@@ -745,6 +766,7 @@ void Daemon::fail(const Error& error) {
 int run_program(const Startup& startup, Program& program, const Reload& reload) {
   log_set_program(startup.common.instance);
   log_set_level("", startup.verbose > 0 ? LogLevel::debug : startup.common.log_level);
+  raise_descriptor_limit();
   loop::signals_block({SIGTERM, SIGINT, SIGHUP, SIGUSR1});
   ::signal(SIGPIPE, SIG_IGN);
 

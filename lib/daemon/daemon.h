@@ -167,6 +167,7 @@ struct Startup {
   // Reads file and overrides again.  The rows belong to the std::any, a shared_ptr to the struct.
   struct Reading {
     std::any config;
+    CommonConfig common;  // its own
     config::Params params;
     std::vector<std::string> errors;
     std::optional<net::KeyPair> own_keys;  // with net.secret_key
@@ -215,6 +216,7 @@ Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(co
       if (const Status status = validate(*config); !status.ok())
         reading.errors.push_back(status.error().message);
     }
+    reading.common = config->common;
     reading.config = config;
     return reading;
   };

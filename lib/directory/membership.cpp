@@ -5,6 +5,7 @@
 
 #include "base/assert.h"
 #include "kv/layout.h"
+#include "wire/names.h"
 
 namespace di::directory {
 
@@ -12,22 +13,6 @@ namespace {
 
 constexpr std::array<std::string_view, 6> programs = {"di-router",  "di-meta",   "di-kvd",
                                                       "di-prefill", "di-decode", "di-ctl"};
-
-bool word_character(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
-}
-
-bool is_word(std::string_view text) {
-  return !text.empty() && text.size() <= name_bytes_max &&
-         std::all_of(text.begin(), text.end(), word_character);
-}
-
-// Host names have dots.
-bool is_label(std::string_view text) {
-  return text.size() <= name_bytes_max && std::all_of(text.begin(), text.end(), [](char c) {
-           return word_character(c) || c == '.' || c == ':';
-         });
-}
 
 bool is_printable(std::string_view text, std::size_t bytes_max) {
   return text.size() <= bytes_max &&
@@ -46,9 +31,7 @@ Error invalid(std::string message) {
 }
 
 Status check(const wire::Member& self) {
-  const std::size_t dot = self.instance.find('.');
-  if (dot == std::string::npos || self.instance.substr(0, dot) != self.program ||
-      !is_word(std::string_view(self.instance).substr(dot + 1))) {
+  if (!wire::is_instance_of(self.program, self.instance)) {
     return invalid("instance: want " +
                    (self.program.empty() ? std::string("PROGRAM") : std::string("the program")) +
                    ", a dot and 1 to 64 letters, digits, '-' or '_'");
@@ -67,7 +50,7 @@ Status check(const wire::Member& self) {
   for (const auto& [name, label] : {std::pair<std::string_view, const std::string&>{"host", self.host},
                                     {"rack", self.rack},
                                     {"zone", self.zone}}) {
-    if (!is_label(label)) {
+    if (!wire::is_label(label)) {
       return invalid(std::string(name) + ": want at most 64 letters, digits, '-', '_', '.' or ':'");
     }
   }

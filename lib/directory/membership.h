@@ -40,7 +40,6 @@ namespace di::directory {
 
 inline constexpr std::size_t members_max = 4096;         // messages.def, meta_members
 inline constexpr std::size_t instance_rows_max = 65536;  // names that came and went
-inline constexpr std::size_t name_bytes_max = 64;        // the NAME of PROGRAM.NAME, and each label
 inline constexpr std::size_t endpoint_bytes_max = 512;
 inline constexpr std::size_t model_bytes_max = 256;
 inline constexpr std::uint16_t ranks_max = 1024;

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -345,6 +346,77 @@ TEST_F(DaemonTest, ReloadTakesWhatMayChangeAndKeepsTheRestAsAWhole) {
   std::string value;
   while (value != "6" && clock.now() < end) value = ask({"value"})["value"];
   EXPECT_EQ(value, "6");
+}
+
+TEST_F(DaemonTest, ReloadChangesTheTimeInWhichItMayStop) {
+  const std::string path = file("p.toml", "probe.slow_stop = true\n[drain]\ntimeout = \"1h\"\n");
+  const Process process = start({"-f", path});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  file("p.toml", "probe.slow_stop = true\n[drain]\ntimeout = \"50ms\"\n");
+  EXPECT_EQ(ask({"reload"})["error"], "");
+  ASSERT_EQ(::kill(process.pid, SIGTERM), 0);
+  EXPECT_EQ(await_exit(process), exit_ok);
+  EXPECT_NE(read("err").find("gave up waiting for what is left drain_timeout_ms=50"), std::string::npos)
+      << read("err");
+}
+
+TEST_F(DaemonTest, ReloadChangesTheLogLevelWhenItsRowChanged) {
+  const std::string path = file("p.toml", "probe.value = 2\n");
+  const Process process = start({"-f", path});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  EXPECT_EQ(ask({"debug"})["debug"], "false");
+  EXPECT_EQ(ask({"log", "debug"})["error"], "");
+  file("p.toml", "probe.value = 3\n");
+  EXPECT_EQ(ask({"reload"})["error"], "");
+  EXPECT_EQ(ask({"debug"})["debug"], "true") << "somebody had asked for it";
+  file("p.toml", "probe.value = 3\nlog.level = \"warn\"\n");
+  EXPECT_EQ(ask({"reload"})["error"], "");
+  EXPECT_EQ(ask({"debug"})["debug"], "false");
+}
+
+TEST_F(DaemonTest, ReloadLeavesWhatTheCommandLineSaysOfTheLog) {
+  const std::string path = file("p.toml", "probe.value = 2\n");
+  const Process process = start({"-v", "-f", path});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  file("p.toml", "probe.value = 2\nlog.level = \"warn\"\n");
+  EXPECT_EQ(ask({"reload"})["error"], "");
+  EXPECT_EQ(ask({"debug"})["debug"], "true");
+}
+
+TEST_F(DaemonTest, MayOpenAsManyFilesAsItsHardLimitSays) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = 256;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  const Process process = start({});
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  rlimit theirs{};
+  ASSERT_EQ(::prlimit(process.pid, RLIMIT_NOFILE, nullptr, &theirs), 0);
+  EXPECT_EQ(theirs.rlim_cur, before.rlim_max);
+}
+
+// di-meta would refuse it for ever, or nobody would be found there.
+TEST_F(DaemonTest, NamesAndAddressesThatCannotServeAreFoundByTheCheck) {
+  const std::vector<std::pair<std::string, std::string>> wrong{
+      {"run.instance=di-probe.a b", "'di-probe.a b' is not an instance of di-probe"},
+      {"run.instance=di-probe.a.b", "'di-probe.a.b' is not an instance of di-probe"},
+      {"run.instance=di-probe." + std::string(65, 'x'), "is not an instance of di-probe"},
+      {"net.host=rack 7", "want at most 64 letters"},
+      {"net.rack=r/7", "want at most 64 letters"},
+      {"net.zone=" + std::string(65, 'z'), "want at most 64 letters"},
+      {"meta.endpoint=10.0.0.1:7400", "'10.0.0.1:7400' is no address: want tcp://HOST:PORT or ipc://PATH"}};
+  for (const auto& [row, why] : wrong) {
+    EXPECT_EQ(run({"-n", "-o", row}, false), exit_config) << row;
+    EXPECT_NE(read("err").find(why), std::string::npos) << row << ": " << read("err");
+    std::filesystem::remove(folder + "/err");
+  }
+  EXPECT_EQ(run({"-n", "-o", "run.instance=di-probe.A-z_9", "-o", "net.host=a.b:7", "-o",
+                 "meta.endpoint=ipc://run/m.sock"},
+                false),
+            exit_ok)
+      << read("err");
 }
 
 TEST_F(DaemonTest, ManualClockAdvancesByControl) {

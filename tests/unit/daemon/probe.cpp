@@ -46,6 +46,10 @@ class Probe final : public di::daemon::ProgramOf<Config> {
       reply.end();
       return true;
     }
+    if (words[0] == "debug") {
+      reply.end(di::daemon::Row().boolean("debug", di::log_enabled("net", di::LogLevel::debug)));
+      return true;
+    }
     if (words[0] == "beat") {
       (*beat_)();
       reply.end();
