@@ -1,6 +1,7 @@
 #include "commands.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -215,8 +216,10 @@ bool arguments_fit(const Command& command, std::size_t count) {
 }
 
 // Instances with a control socket, in the order they depend on each other, so that an advance of
-// the clock reaches the servers before their callers.  `by`: of this program only, unless it is empty.
-std::vector<std::string> instances_in(const std::string& run_dir, std::string_view by = {}) {
+// the clock reaches the servers before their callers.  `by`: of this program only, unless it is empty.  `why`: when the
+// folder cannot be read.
+std::vector<std::string> instances_in(const std::string& run_dir, std::string_view by = {},
+                                      std::error_code* why = nullptr) {
   static constexpr std::string_view order[] = {"di-meta.",    "di-kvd.store", "di-kvd.",
                                                "di-prefill.", "di-decode.",   "di-router."};
   std::vector<std::string> names;
@@ -226,6 +229,7 @@ std::vector<std::string> instances_in(const std::string& run_dir, std::string_vi
     const std::string name = entry.path().stem().string();
     if (by.empty() || name.starts_with(std::string(by) + ".")) names.push_back(name);
   }
+  if (why != nullptr) *why = error;
   const auto rank = [](const std::string& name) {
     std::size_t i = 0;
     while (i < std::size(order) && !name.starts_with(order[i])) ++i;
@@ -255,8 +259,8 @@ class Session {
   Session(const daemon::ControlFlags& flags, Output& output) : flags_(flags), output_(output) {}
 
   Status ask(const std::string& instance, const std::vector<std::string>& words) {
-    Result<daemon::ControlClient> client =
-        daemon::ControlClient::connect(flags_.run_dir + "/" + instance + ".ctl", "di-ctl");
+    const bool shows = words.front() == "show" || words.front() == "explain";
+    Result<daemon::ControlClient> client = connect(instance, shows);
     if (!client) {
       Error error = client.error();
       // A socket file that a killed process left behind.
@@ -268,7 +272,6 @@ class Session {
       }
       return error;
     }
-    const bool shows = words.front() == "show" || words.front() == "explain";
     return client->request(
         words,
         [&](const wire::ctl_row& row) {
@@ -281,6 +284,15 @@ class Session {
   [[nodiscard]] std::size_t rows() const { return rows_; }
 
  private:
+  // On the socket that steers; whoever may not open it can still look on the other.
+  [[nodiscard]] Result<daemon::ControlClient> connect(const std::string& instance, bool shows) const {
+    const std::string path = flags_.run_dir + "/" + instance;
+    Result<daemon::ControlClient> client = daemon::ControlClient::connect(path + ".ctl", "di-ctl");
+    if (client || !shows || client.error().os_errno != EACCES) return client;
+    Result<daemon::ControlClient> looks = daemon::ControlClient::connect(path + ".ro", "di-ctl");
+    return looks ? std::move(looks) : std::move(client);
+  }
+
   const daemon::ControlFlags& flags_;
   Output& output_;
   std::size_t rows_ = 0;
@@ -409,9 +421,14 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
     complain(instance, status.error(), *command);
     return daemon::exit_failure;
   }
+  std::error_code unread;
   const std::vector<std::string> instances = flags.instance.empty()
-                                                 ? instances_in(flags.run_dir, command->by)
+                                                 ? instances_in(flags.run_dir, command->by, &unread)
                                                  : std::vector<std::string>{flags.instance};
+  if (instances.empty() && unread && unread != std::errc::no_such_file_or_directory) {
+    std::fprintf(stderr, "di-ctl: cannot read %s: %s\n", flags.run_dir.c_str(), unread.message().c_str());
+    return daemon::exit_failure;
+  }
   if (instances.empty()) {
     if (command == &listing) return nothing_to_show(words[1]);
     if (!instances_in(flags.run_dir).empty()) {

@@ -6,8 +6,8 @@
 // not read is waited for: rows beyond `control_pending_bytes_max` make accepts_more() false, and a
 // caller that is silent beyond that is dropped.
 //
-// Owner: loop thread.  Bounds: `control_callers_max` connections, a request of
-// `control_request_bytes_max`.
+// Owner: loop thread.  Bounds: `control_callers_max` connections on each of the two, which end when they asked
+// nothing for `control_idle_max`; a request of `control_request_bytes_max`.
 #pragma once
 
 #include <concepts>
@@ -27,6 +27,7 @@
 namespace di::daemon {
 
 inline constexpr std::size_t control_callers_max = 64;
+inline constexpr Duration control_idle_max = std::chrono::minutes(1);
 inline constexpr std::size_t control_request_bytes_max = 64 << 10;
 inline constexpr std::size_t control_pending_bytes_max = 1 << 20;
 inline constexpr std::size_t control_pending_bytes_limit = 64 << 20;  // beyond: the caller is dropped
@@ -92,11 +93,12 @@ using ControlHandler = std::function<bool(const Words& words, Reply reply)>;
 class ControlServer {
  public:
   // `program` names the daemon in errors; `handler` gets what is allowed on the socket it came by.
-  ControlServer(loop::Loop& loop, std::string program, ControlHandler handler);
+  ControlServer(loop::Loop& loop, std::string program, ControlHandler handler,
+                Duration idle_max = control_idle_max);
   ~ControlServer();
 
-  // Creates the socket (mode 0660), replacing a file that is there.  `restricted`: only `show` and
-  // `explain`, the rest is answered `denied`.
+  // Creates the socket, replacing a file that is there.  `restricted`: only `show` and `explain`, the rest is
+  // answered `denied`; mode 0666, for whoever gets into the folder, where the other has 0660.
   Status listen(const std::string& path, bool restricted);
 
  private:

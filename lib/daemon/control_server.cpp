@@ -19,6 +19,9 @@ namespace di::daemon {
 
 namespace {
 
+// Until accept() is tried again when there was no descriptor for it.
+constexpr Duration accept_again_after = seconds(1);
+
 enum ColumnKind : std::uint8_t { text_kind = 0, number_kind = 1, boolean_kind = 2, json_kind = 3 };
 
 }  // namespace
@@ -52,6 +55,7 @@ struct Reply::State {
     Fd fd;
     std::unique_ptr<loop::Watch> watch;
     bool restricted = false;
+    Instant active;  // when it came, said something or was answered
     bool greeted = false;
     bool closed = false;
     Bytes in;
@@ -187,17 +191,34 @@ struct ControlServer::Impl {
     std::unique_ptr<loop::Watch> watch;
   };
 
-  void accept(const Listener& listener) {
+  void watch(Listener& listener) {
+    listener.watch->on_readable([this, &listener] { accept(listener); });
+  }
+
+  void accept(Listener& listener) {
     while (true) {
       Fd fd(::accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!fd.valid()) return;
-      if (callers.size() >= control_callers_max) {
-        log_warn("control", "too many callers", {{"max", control_callers_max}});
+      if (!fd.valid()) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+        if (errno == EINTR || errno == ECONNABORTED) continue;
+        // Out of descriptors or memory: the queue would make us spin.
+        log_warn("control", "accept failed", {{"error", errno_error("accept " + listener.path)}});
+        listener.watch->on_readable(nullptr);
+        accept_again.start_after(accept_again_after);
+        return;
+      }
+      // Each socket has its own: whoever may only look keeps nobody from steering.
+      const auto here = std::count_if(callers.begin(), callers.end(), [&](const auto& other) {
+        return other.second->restricted == listener.restricted;
+      });
+      if (static_cast<std::size_t>(here) >= control_callers_max) {
+        log_warn("control", "too many callers", {{"socket", listener.path}, {"max", control_callers_max}});
         continue;
       }
       const std::uint64_t id = ++last_id;
       auto caller = std::make_shared<Caller>(std::move(fd));
       caller->restricted = listener.restricted;
+      caller->active = loop.monotonic_now();
       caller->watch = std::make_unique<loop::Watch>(loop, caller->fd.get(), "control");
       caller->go_on = [this, id, alive = std::weak_ptr<bool>(alive)] {
         loop.post("control", [this, id, alive] {
@@ -208,13 +229,31 @@ struct ControlServer::Impl {
       caller->watch->on_readable([this, weak = std::weak_ptr<Caller>(caller)] {
         if (const std::shared_ptr<Caller> from = weak.lock()) read(from);
       });
+      if (!idle.armed()) idle.start_after(idle_max);
     }
+  }
+
+  // Ends callers that have asked nothing for long and that nothing is owed to.
+  void end_idle() {
+    const Instant now = loop.monotonic_now();
+    Instant next = instant_never;
+    for (const auto& [id, caller] : callers) {
+      if (caller->closed) continue;
+      const bool served = !caller->answering.expired() || caller->pending() > 0;
+      if (!served && now - caller->active >= idle_max) {
+        caller->close();
+      } else {
+        next = std::min(next, (served ? now : caller->active) + idle_max);
+      }
+    }
+    if (next != instant_never) idle.start_at(next);
   }
 
   void go_on(std::uint64_t id) {
     const auto found = callers.find(id);
     if (found == callers.end()) return;
     const std::shared_ptr<Caller> caller = found->second;
+    caller->active = loop.monotonic_now();
     if (caller->closed) {
       callers.erase(found);
     } else {
@@ -231,6 +270,7 @@ struct ControlServer::Impl {
       return;
     }
     if (got < 0) return;
+    caller->active = loop.monotonic_now();
     caller->in.insert(caller->in.end(), buffer.begin(), buffer.begin() + got);
     if (caller->in.size() > control_request_bytes_max + 2 * wire::header_bytes + buffer.size()) {
       caller->close();
@@ -300,17 +340,31 @@ struct ControlServer::Impl {
     }
   }
 
+  Impl(loop::Loop& l, std::string p, ControlHandler h, Duration idle_limit)
+      : loop(l),
+        program(std::move(p)),
+        handler(std::move(h)),
+        idle_max(idle_limit),
+        accept_again(l, loop::TimerKind::liveness, "control accept",
+                     [this] {
+                       for (const auto& listener : listeners) watch(*listener);
+                     }),
+        idle(l, loop::TimerKind::liveness, "control idle", [this] { end_idle(); }) {}
+
   loop::Loop& loop;
   const std::string program;
   const ControlHandler handler;
+  const Duration idle_max;
+  loop::Timer accept_again;
+  loop::Timer idle;
   std::vector<std::unique_ptr<Listener>> listeners;
   std::map<std::uint64_t, std::shared_ptr<Caller>> callers;
   std::uint64_t last_id = 0;
   std::shared_ptr<bool> alive = std::make_shared<bool>(true);
 };
 
-ControlServer::ControlServer(loop::Loop& loop, std::string program, ControlHandler handler)
-    : impl_(new Impl{loop, std::move(program), std::move(handler), {}, {}}) {}
+ControlServer::ControlServer(loop::Loop& loop, std::string program, ControlHandler handler, Duration idle_max)
+    : impl_(std::make_unique<Impl>(loop, std::move(program), std::move(handler), idle_max)) {}
 
 ControlServer::~ControlServer() {
   for (const auto& [id, caller] : impl_->callers) {
@@ -338,11 +392,10 @@ Status ControlServer::listen(const std::string& path, bool restricted) {
   if (::bind(listener->fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return errno_error("bind " + path);
   }
-  if (::chmod(path.c_str(), 0660) != 0) return errno_error("chmod " + path);
+  if (::chmod(path.c_str(), restricted ? 0666 : 0660) != 0) return errno_error("chmod " + path);
   if (::listen(listener->fd.get(), 64) != 0) return errno_error("listen " + path);
-  Impl::Listener* raw = listener.get();
-  listener->watch = std::make_unique<loop::Watch>(impl_->loop, raw->fd.get(), "control");
-  listener->watch->on_readable([this, raw] { impl_->accept(*raw); });
+  listener->watch = std::make_unique<loop::Watch>(impl_->loop, listener->fd.get(), "control");
+  impl_->watch(*listener);
   impl_->listeners.push_back(std::move(listener));
   return {};
 }

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -67,6 +69,41 @@ class Control : public testing::Test {
           status.ok() ? "ok" : std::string(code_name(status.error().code)) + ": " + status.error().message;
     });
     return text;
+  }
+
+  static Fd dial(const std::string& path) {
+    Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path.c_str(), path.size());
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+  // A hello and these requests, at once.
+  static void say(const Fd& fd, const std::vector<Words>& requests) {
+    Bytes bytes;
+    stream_append(bytes, wire::ctl_hello{"test", wire::protocol_version});
+    for (const Words& words : requests) stream_append(bytes, wire::ctl_request{words});
+    EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  // Takes what has come into `back`; true when the other side has ended the connection.
+  static bool ended(const Fd& fd, Bytes& back) {
+    std::array<std::byte, 4096> buffer;
+    while (true) {
+      const ssize_t got = ::recv(fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+      if (got <= 0) return got == 0;
+      back.insert(back.end(), buffer.begin(), buffer.begin() + got);
+    }
+  }
+  // How many messages of this number those bytes have.
+  static int count(const Bytes& bytes, std::uint16_t number) {
+    int found = 0;
+    for (std::size_t at = 0;;) {
+      auto taken = stream_take(ByteView(bytes).subspan(at), 1 << 20);
+      if (!taken || !taken->has_value()) return found;
+      at += (*taken)->used;
+      if ((*taken)->header.number == number) ++found;
+    }
   }
 
   std::string folder;
@@ -189,13 +226,16 @@ TEST_F(Control, AnswerMayComeInALaterTurnAndTheNextRequestWaits) {
     }
     return true;
   };
-  with_loop([&] {
-    Result<ControlClient> client = ControlClient::connect(path(), "di-ctl");
-    ASSERT_TRUE(client.ok());
-    EXPECT_EQ(client->daemon(), "di-probe.0");
-    EXPECT_TRUE(client->request({"slow"}, nullptr, patience).ok());
-    EXPECT_TRUE(client->request({"fast"}, nullptr, patience).ok());
-  });
+  // Both are there before the first is answered.
+  const Fd fd = dial(path());
+  say(fd, {{"slow"}, {"fast"}});
+  Bytes back;
+  ASSERT_TRUE(loop.run_until(
+      [&] {
+        EXPECT_FALSE(ended(fd, back));
+        return count(back, wire::ctl_end::number) == 2;
+      },
+      patience));
   EXPECT_EQ(order, (std::vector<std::string>{"slow", "answered", "fast"}));
 }
 
@@ -210,15 +250,8 @@ TEST_F(Control, ClosingTheConnectionCancels) {
     kept = reply;
     return true;
   };
-  Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path().c_str(), path().size());
-  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  Bytes bytes;
-  stream_append(bytes, wire::ctl_hello{"test", wire::protocol_version});
-  stream_append(bytes, wire::ctl_request{{"wait"}});
-  ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  Fd fd = dial(path());
+  say(fd, {{"wait"}});
   ASSERT_TRUE(loop.run_until([&] { return kept.has_value(); }, patience));
   EXPECT_TRUE(kept->wanted());
   fd.reset();
@@ -227,14 +260,84 @@ TEST_F(Control, ClosingTheConnectionCancels) {
   kept->end();
 }
 
+TEST_F(Control, WhoeverMayOnlyLookKeepsNobodyFromSteering) {
+  handler = [](const std::vector<std::string>&, Reply reply) {
+    reply.end();
+    return true;
+  };
+  std::vector<Fd> callers;
+  for (std::size_t i = 0; i < control_callers_max; ++i) {
+    callers.push_back(dial(folder + "/ro"));
+    loop.run_ready();
+  }
+  const Fd more = dial(folder + "/ro");
+  Bytes back;
+  ASSERT_TRUE(loop.run_until([&] { return ended(more, back); }, patience)) << "one too many is not let in";
+  EXPECT_EQ(ask({"drain"}), "ok");
+  // And who looks need not be of the daemon's group.
+  EXPECT_EQ(std::filesystem::status(folder + "/ro").permissions(), std::filesystem::perms(0666));
+  EXPECT_EQ(std::filesystem::status(path()).permissions(), std::filesystem::perms(0660));
+}
+
+TEST_F(Control, WhoeverAsksNothingForLongIsLetGo) {
+  server.reset();
+  std::optional<Reply> kept;
+  server = std::make_unique<ControlServer>(
+      loop, "di-probe.0",
+      [&](const Words&, const Reply& reply) {
+        kept = reply;
+        return true;
+      },
+      milliseconds(20));
+  ASSERT_TRUE(server->listen(path(), false).ok());
+  const Fd waits = dial(path());
+  say(waits, {{"wait"}});
+  ASSERT_TRUE(loop.run_until([&] { return kept.has_value(); }, patience));
+  const Fd silent = dial(path());
+  const Fd greets = dial(path());
+  say(greets, {});
+  Bytes back;
+  ASSERT_TRUE(loop.run_until([&] { return ended(silent, back) && ended(greets, back); }, patience));
+  // Whoever waits for an answer does so as long as it takes.
+  Bytes answer;
+  EXPECT_FALSE(ended(waits, answer));
+  EXPECT_TRUE(kept->wanted());
+  kept->end();
+  ASSERT_TRUE(loop.run_until([&] { return ended(waits, answer); }, patience));
+  EXPECT_EQ(count(answer, wire::ctl_end::number), 1);
+}
+
+// The queue of callers cannot be emptied without descriptors, and is there for ever: the loop turned and turned.
+TEST_F(Control, WithoutDescriptorsCallersWaitAndTheLoopSleeps) {
+  handler = [](const std::vector<std::string>&, Reply reply) {
+    reply.end();
+    return true;
+  };
+  const Fd fd = dial(path());
+  say(fd, {{"show"}});
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(Fd(::dup(0)).get());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  // A caller that is not taken wakes nobody again.
+  int turns = 0;
+  while (loop.run_ready() > 0 && turns < 1000) ++turns;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LT(turns, 1000);
+  Bytes back;
+  ASSERT_TRUE(loop.run_until(
+      [&] {
+        EXPECT_FALSE(ended(fd, back));
+        return count(back, wire::ctl_end::number) == 1;
+      },
+      patience));
+}
+
 TEST_F(Control, HostileBytesEndTheConnectionOnly) {
   for (const std::string& junk : {std::string(64, 'x'), std::string(200, '\0'),
                                   std::string("GET / HTTP/1.1\r\n\r\n") + std::string(100, ' ')}) {
-    Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, path().c_str(), path().size());
-    ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    Fd fd = dial(path());
     ASSERT_EQ(::send(fd.get(), junk.data(), junk.size(), 0), static_cast<ssize_t>(junk.size()));
     // What comes back, if anything, is our hello; then the end.
     ASSERT_TRUE(loop.run_until(
@@ -253,27 +356,14 @@ TEST_F(Control, HostileBytesEndTheConnectionOnly) {
 
 TEST_F(Control, AnotherVersionSaysIncompatible) {
   // A caller whose header has version 9 gets our hello, whose header tells it who is older.
-  Bytes bytes;
-  stream_append(bytes, wire::ctl_hello{"test", wire::protocol_version});
   wire::Header header;
   header.version = 9;
   header.number = wire::ctl_hello::number;
   const auto head = wire::header_encode(header, {});
-  Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path().c_str(), path().size());
-  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  Fd fd = dial(path());
   ASSERT_EQ(::send(fd.get(), head.data(), head.size(), 0), static_cast<ssize_t>(head.size()));
   Bytes back;
-  ASSERT_TRUE(loop.run_until(
-      [&] {
-        std::byte buffer[256];
-        const ssize_t got = ::recv(fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-        if (got > 0) back.insert(back.end(), buffer, buffer + got);
-        return got == 0;
-      },
-      patience));
+  ASSERT_TRUE(loop.run_until([&] { return ended(fd, back); }, patience));
   auto taken = stream_take(back, 4096);
   ASSERT_TRUE(static_cast<bool>(taken));
   ASSERT_TRUE(taken->has_value());
