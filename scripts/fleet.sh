@@ -2,7 +2,14 @@
 # fleet.sh: what di-up and di-down share.  Sourced, never run.
 #
 # A run directory holds INSTANCE.pid (locked by the daemon), INSTANCE.log, the sockets, the key, and
-# .up/ with what only these scripts need: INSTANCE.ready, INSTANCE.exit and supervisor.pid.
+# .up/ with what only these scripts need:
+#   lock              of the script that works there
+#   conf              the folder of the fleet
+#   INSTANCE.child    who was started as INSTANCE, until it has its own pid file: its number and when it began
+#   INSTANCE.ready    not empty: it is ready
+#   INSTANCE.exit     the status with which it ended under the supervisor
+#   supervisor.pid    open as long as the supervisor lives
+#   supervisor.ask    a pipe: `wanted INSTANCE 0` begins one again that was given up
 
 # Between two looks at something that is awaited.
 # shellcheck disable=SC2034 # di-up reads it too
@@ -16,14 +23,48 @@ alive() {
   [[ ${line:0:1} != [ZX] ]]
 }
 
+# Sets `pid` to the process that file $1 names and that has it open, and with that its lock; false when there is
+# none.  A number that was used again belongs to a process that has not.  (To try the lock would be to take it for a
+# moment, in which a daemon that starts would think that it runs already.)  $2: the name of its program, which decides
+# where its descriptors are not for us to see.
+find_holder() {
+  local comm fd
+  pid=
+  { read -r pid <"$1"; } 2>/dev/null || return 1
+  [[ $pid =~ ^[0-9]+$ ]] && alive "$pid" || return 1
+  if [[ -r /proc/$pid/fd ]]; then
+    for fd in "/proc/$pid/fd"/*; do [[ $fd -ef $1 ]] && return 0; done
+    return 1
+  fi
+  { read -r comm <"/proc/$pid/comm"; } 2>/dev/null && [[ $comm == "${2:0:15}" ]]
+}
+
 # Sets `pid` to the process of instance $2 in run directory $1; false when it does not run.
 find_pid() {
-  local comm program=${2%%.*}
+  find_holder "$1/$2.pid" "${2%%.*}"
+}
+
+# Prints when process $1 began, which tells two apart that have the same number.
+born() {
+  local line
+  { read -r line <"/proc/$1/stat"; } 2>/dev/null || return 1
+  # shellcheck disable=SC2086 # into words
+  set -- ${line##*) }
+  printf '%s\n' "${20}"
+}
+
+# Sets `pid` to the process that was started as instance $2 in run directory $1, whether or not it has got to its pid
+# file; false when it is gone.
+find_child() {
+  local began
   pid=
-  { read -r pid <"$1/$2.pid"; } 2>/dev/null || return 1
-  [[ $pid =~ ^[0-9]+$ ]] && alive "$pid" || return 1
-  # A number that was used again belongs to another program.
-  { read -r comm <"/proc/$pid/comm"; } 2>/dev/null && [[ $comm == "${program:0:15}" ]]
+  { read -r pid began <"$1/.up/$2.child"; } 2>/dev/null || return 1
+  [[ $pid =~ ^[0-9]+$ ]] && alive "$pid" && [[ $(born "$pid") == "$began" ]]
+}
+
+# Sets `pid` to the supervisor of run directory $1; false when there is none.
+find_supervisor() {
+  find_holder "$1/.up/supervisor.pid" bash
 }
 
 # Waits until none of the processes $2... lives, $1 seconds at most; false when one still does.
@@ -52,15 +93,14 @@ stop_processes() {
 }
 
 stop_supervisor() {
-  local supervisor
-  { read -r supervisor <"$1/.up/supervisor.pid"; } 2>/dev/null || return 0
-  if [[ $supervisor =~ ^[0-9]+$ ]] && alive "$supervisor" && grep -qz -- --supervisor "/proc/$supervisor/cmdline" 2>/dev/null; then
+  local pid
+  if find_supervisor "$1"; then
     # Its group: the supervisor and what it waits with.  The daemons have groups of their own.
-    kill -TERM -- "-$supervisor" 2>/dev/null
-    await_gone 2 "$supervisor" || kill -KILL -- "-$supervisor" 2>/dev/null
-    await_gone 2 "$supervisor"
+    kill -TERM -- "-$pid" 2>/dev/null
+    await_gone 2 "$pid" || kill -KILL -- "-$pid" 2>/dev/null
+    await_gone 2 "$pid"
   fi
-  rm -f "$1/.up/supervisor.pid"
+  rm -f "$1/.up"/supervisor.{pid,ask}
 }
 
 # Stops the instances $3... of run directory $1, callers before those they call, $2 seconds for each step.

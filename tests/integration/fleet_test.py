@@ -111,6 +111,88 @@ def down_kills_what_does_not_stop():
         assert processes_of(fleet.run) == []
 
 
+# After a reboot every number is somebody else's.
+def numbers_of_others_are_not_taken_for_ours():
+    with tempfile.TemporaryDirectory() as folder, Fleet() as fleet:
+        # Another program of the same name, as in another fleet.
+        namesake = pathlib.Path(folder, "di-decode")
+        shutil.copy(shutil.which("tail"), namesake)
+        other = subprocess.Popen([str(namesake), "-f", "/dev/null"])
+        try:
+            pid_file = fleet.run / "di-decode.0.pid"
+
+            def dead_and_named():
+                fleet.kill("di-decode.0")
+                wait_for(lambda: not fleet.alive("di-decode.0"), "the end of di-decode.0")
+                pid_file.write_text(f"{other.pid}\n")
+
+            dead_and_named()
+            (fleet.run / ".up" / "supervisor.pid").write_text(f"{os.getpid()}\n")
+            again = up_again(fleet)
+            assert again.returncode == 0 and again.stdout.startswith("ready "), again
+            assert fleet.pid("di-decode.0") != other.pid and fleet.alive("di-decode.0")
+            assert status(fleet, "di-decode.0")["state"] == "ready"
+            dead_and_named()
+            (fleet.run / ".up" / "supervisor.pid").write_text(f"{other.pid}\n")
+            assert script_run(fleet, "di-down", "-r", str(fleet.run)).returncode == 0
+            assert other.poll() is None, "di-down ended somebody else's process"
+            assert processes_of(fleet.run) == []
+        finally:
+            other.kill()
+            other.wait()
+
+
+def copy_of_the_local_fleet(folder):
+    """A configuration to write in; the model is where its rows say."""
+    shutil.copytree(SOURCE / "etc/local", folder / "local")
+    (folder / "model-demo").symlink_to(SOURCE / "etc/model-demo")
+    return folder / "local"
+
+
+def what_the_supervisor_gave_up_is_begun_again_by_di_up():
+    with tempfile.TemporaryDirectory() as folder:
+        conf = copy_of_the_local_fleet(pathlib.Path(folder))
+        with Fleet(conf=conf, supervise=True) as fleet:
+            good = (conf / "di-decode.toml").read_text()
+            (conf / "di-decode.toml").write_text("bogus = 1\n" + good)
+            fleet.kill("di-decode.0")
+            wait_for(lambda: "gave up instance=di-decode.0 status=78" in fleet.log("supervisor"), "the supervisor to give up")
+            assert (fleet.run / ".up" / "di-decode.0.ready").read_text() == "", "it is not ready"
+            done = up_again(fleet)
+            assert done.returncode == 78 and "bogus" in done.stderr, done
+            (conf / "di-decode.toml").write_text(good)
+            done = up_again(fleet, "-o", "di-decode:decode.requests_max=64")
+            assert done.returncode == 0 and done.stdout.startswith("ready "), done
+            said = [line for line in done.stderr.splitlines() if "di-decode.0 is started by the supervisor" in line]
+            assert len(said) == 1 and "-o di-decode:decode.requests_max=64 has no effect" in said[0], done.stderr
+            assert status(fleet, "di-decode.0")["state"] == "ready"
+            # And it is supervised as before.
+            dead = fleet.kill("di-decode.0")
+            wait_for(lambda: fleet.pid("di-decode.0") != dead and fleet.alive("di-decode.0"), "di-decode.0 to live again")
+            assert fleet.ctl("show", "fleet")
+            fleet.down()
+            assert processes_of(fleet.run) == []
+
+
+def down_ends_what_was_only_just_started():
+    with tempfile.TemporaryDirectory() as folder:
+        conf = copy_of_the_local_fleet(pathlib.Path(folder))
+        # It never gets to its pid file; only its configuration can be checked.
+        slow = f'exec = ["{sys.executable}", "-c", "import signal, sys; \'-n\' in sys.argv or signal.pause()"]'
+        text = (conf / "fleet.toml").read_text()
+        (conf / "fleet.toml").write_text(text.replace('program = "di-decode"\n', f'program = "di-decode"\n{slow}\n'))
+        for supervise in (False, True):
+            fleet = Fleet(conf=conf, supervise=supervise, expect_failure=True)
+            with subprocess.Popen(fleet.command(), cwd=SOURCE, env=fleet.environment(), stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) as up:
+                wait_for((fleet.run / ".up" / "di-decode.0.child").exists, "di-decode to be started")
+                up.kill()
+            down = script_run(fleet, "di-down", "-r", str(fleet.run))
+            assert down.returncode == 0, down
+            assert processes_of(fleet.run) == []
+            fleet.close()
+
+
 def failed_start_is_one_error_and_leaves_nothing():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -262,6 +344,31 @@ def control_words_rows_and_statuses():
         (fleet.run / "di-decode.0.ctl").unlink()
         done = ctl(fleet, "-d", "di-decode.0", "show", "status")
         assert done.returncode == 1 and done.stderr == "di-ctl: di-decode.0: not running\n", done
+
+
+def who_may_only_look_can_look():
+    with tempfile.TemporaryDirectory() as folder, Fleet() as fleet:
+        program = pathlib.Path(folder, "di-ctl")
+        shutil.copy(BIN / "di-ctl", program)
+        pathlib.Path(folder).chmod(0o755)
+        root = os.getuid() == 0
+        if not root:  # nobody else to be: the sockets that steer are closed to us, too
+            for path in fleet.run.glob("*.ctl"):
+                path.chmod(0)
+
+        def outsider(*words):
+            return subprocess.run([str(program), "-r", str(fleet.run), *words], capture_output=True, text=True, cwd="/",
+                                  timeout=60 * PATIENCE, **({"user": 65534, "group": 65534, "extra_groups": []} if root else {}))
+
+        if root:  # the folder is as mkdtemp made it, nobody else's
+            for words in (["show", "fleet"], ["chat"]):
+                done = outsider(*words)
+                assert done.returncode == 1 and f"cannot read {fleet.run}: Permission denied" in done.stderr, done
+        fleet.run.chmod(0o755)
+        done = outsider("show", "status")
+        assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 + len(INSTANCES), done
+        done = outsider("log", "info")
+        assert done.returncode == 1 and "Permission denied" in done.stderr, done
 
 
 def who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten():
@@ -624,6 +731,9 @@ main([
     up_is_idempotent_and_starts_what_is_missing,
     supervisor_restarts_what_dies_and_can_be_replaced,
     down_kills_what_does_not_stop,
+    numbers_of_others_are_not_taken_for_ours,
+    what_the_supervisor_gave_up_is_begun_again_by_di_up,
+    down_ends_what_was_only_just_started,
     failed_start_is_one_error_and_leaves_nothing,
     what_one_program_knows_is_asked_of_nobody_else,
     what_was_learnt_and_is_not_readable_is_learnt_anew,
@@ -631,6 +741,7 @@ main([
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
+    who_may_only_look_can_look,
     who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten,
     a_fleet_goes_on_with_a_copy_of_the_catalogue,
     a_fleet_starts_anew_when_its_catalogue_was_moved_away,
