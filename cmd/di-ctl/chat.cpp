@@ -105,6 +105,9 @@ Result<Service> service_find(const daemon::ControlFlags& flags) {
       if (name.starts_with("di-router.") && name.ends_with(".listen")) names.push_back(entry.path().string());
     }
     std::sort(names.begin(), names.end());
+    if (error && error != std::errc::no_such_file_or_directory) {
+      return Error{Code::denied, error.value(), "cannot read " + flags.run_dir + ": " + error.message()};
+    }
     if (names.empty()) {
       return Error{
           Code::not_found, 0,
@@ -146,8 +149,8 @@ std::string refusal(const Service& service, const http::ClientReply& reply, cons
   return out;
 }
 
-Result<http::Client> connect(const Service& service, Duration timeout) {
-  auto client = http::Client::connect(service.address, timeout);
+Result<http::Client> connect(const Service& service, Duration timeout, int cancel_fd = -1) {
+  auto client = http::Client::connect(service.address, timeout, cancel_fd);
   if (client) return client;
   Error error = client.error();
   error.message = "nobody answers at " + service.address + ": " + error.message;
@@ -343,13 +346,19 @@ class Conversation {
     return writer.take();
   }
 
+  bool stopped() {
+    interrupts_.clear();
+    std::fputs("[stopped]\n", stderr);
+    return true;
+  }
+
   bool receive(const std::string& body, Answer& answer) {
-    auto client = connect(service_, answer_wait);
+    auto client = connect(service_, answer_wait, interrupts_.fd());
+    if (!client && client.error().code == Code::cancelled) return stopped();
     if (!client) {
       say(client.error().message);
       return false;
     }
-    client->cancel_on(interrupts_.fd());
     Status events;
     std::string raw;  // of an answer that is no stream
     http::SseReader reader([&](std::string_view data) { answer.event(data); });
@@ -360,11 +369,7 @@ class Conversation {
           return events.ok();
         });
     answer.end_line();
-    if (!reply && reply.error().code == Code::cancelled) {
-      interrupts_.clear();
-      std::fputs("[stopped]\n", stderr);
-      return true;
-    }
+    if (!reply && reply.error().code == Code::cancelled) return stopped();
     if (!reply) {
       say(service_.address + ": " + reply.error().message);
     } else if (reply->status != 200) {

@@ -1,8 +1,8 @@
 // cmd/di-ctl/output.h: rows on standard output, as text or as JSON lines.
 //
 // Every row begins with the instance it came from.  Text is separated by tabs under one header, so
-// all rows are held until the end (bound: `output_rows_max`, then what is there is printed); JSON
-// lines go out as they come.
+// all rows are held until the end (bound: `output_rows_max`, then what is there is printed, and a column that comes
+// later has another header); JSON lines go out as they come.
 #pragma once
 
 #include <memory>

@@ -40,8 +40,12 @@ class TextOutput final : public Output {
   void end() override {
     if (rows_.empty()) return;
     std::string text;
-    for (const std::string& name : columns_) text += (text.empty() ? "" : "\t") + name;
-    text += '\n';
+    // Once, or again for columns that came behind the first output_rows_max rows.
+    if (columns_.size() > columns_said_) {
+      for (const std::string& name : columns_) text += (text.empty() ? "" : "\t") + name;
+      text += '\n';
+      columns_said_ = columns_.size();
+    }
     for (const auto& values : rows_) {
       bool first = true;
       for (const std::string& name : columns_) {
@@ -59,6 +63,7 @@ class TextOutput final : public Output {
  private:
   const std::vector<std::string> shown_;
   std::vector<std::string> columns_;
+  std::size_t columns_said_ = 0;  // in the last header
   std::vector<std::map<std::string, std::string>> rows_;
 };
 

@@ -40,17 +40,17 @@ std::string_view trimmed(std::string_view text) {
 
 }  // namespace
 
-Client::Client(Fd fd, std::string host, Duration timeout)
-    : fd_(std::move(fd)), host_(std::move(host)), timeout_(timeout) {}
+Client::Client(Fd fd, std::string host, Duration timeout, int cancel_fd)
+    : fd_(std::move(fd)), host_(std::move(host)), timeout_(timeout), cancel_fd_(cancel_fd) {}
 
-Result<Client> Client::connect(std::string_view address, Duration timeout) {
+Result<Client> Client::connect(std::string_view address, Duration timeout, int cancel_fd) {
   auto parsed = address_parse(address);
   if (!parsed) return parsed.error();
   const std::string what = "connect " + std::string(address);
   Fd fd(::socket(parsed->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno_error(what);
   const int raw = fd.get();
-  Client client(std::move(fd), parsed->is_unix() ? "localhost" : std::string(address), timeout);
+  Client client(std::move(fd), parsed->is_unix() ? "localhost" : std::string(address), timeout, cancel_fd);
   if (::connect(raw, parsed->get(), parsed->bytes) != 0) {
     if (errno != EINPROGRESS) {
       Error error = errno_error(what);

@@ -34,8 +34,10 @@ class Client {
   // Takes the body's bytes as they come; false to read no further, which closes the connection.
   using OnBytes = std::function<bool(std::string_view)>;
 
-  // The address as in http/address.h.  Errors: unreachable when nobody listens, timeout, invalid.
-  static Result<Client> connect(std::string_view address, Duration timeout);
+  // The address as in http/address.h.  A wait, here and later, ends with the code `cancelled` once `cancel_fd` is
+  // readable; nothing is read from it, and it is the caller's.  -1: none.  Errors: unreachable when nobody listens,
+  // timeout, invalid.
+  static Result<Client> connect(std::string_view address, Duration timeout, int cancel_fd = -1);
 
   Result<ClientReply> get(std::string_view path, const Headers& headers = {});
   Result<ClientReply> post(std::string_view path, std::string_view json, const Headers& headers = {});
@@ -44,14 +46,10 @@ class Client {
   Result<ClientReply> request(std::string_view method, std::string_view path, const Headers& headers,
                               std::string_view body, const OnBytes& on_bytes = nullptr);
 
-  // A wait ends with the code `cancelled` once this descriptor is readable; nothing is read from it.
-  // -1: none.  The descriptor is the caller's.
-  void cancel_on(int fd) { cancel_fd_ = fd; }
-
   [[nodiscard]] int fd() const { return fd_.get(); }
 
  private:
-  Client(Fd fd, std::string host, Duration timeout);
+  Client(Fd fd, std::string host, Duration timeout, int cancel_fd);
 
   Status wait(short events);
   Status send_all(std::string_view bytes);
@@ -65,7 +63,7 @@ class Client {
   std::string host_;
   Duration timeout_;
   std::string in_;  // read and not used yet
-  int cancel_fd_ = -1;
+  int cancel_fd_;
 };
 
 }  // namespace di::http

@@ -1,9 +1,12 @@
 #include "http/client.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <thread>
+#include <vector>
 
 #include "http/address.h"
 #include "http/server.h"
@@ -50,8 +53,8 @@ class ClientTest : public testing::Test {
     loop_.stop();
     thread_.join();
   }
-  Client client() {
-    auto made = Client::connect(address_, seconds(10));
+  Client client(int cancel_fd = -1) {
+    auto made = Client::connect(address_, seconds(10), cancel_fd);
     EXPECT_TRUE(made);
     return std::move(*made);
   }
@@ -106,8 +109,7 @@ TEST_F(ClientTest, AWaitCanBeCancelled) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const Fd ours(ends[0]), theirs(ends[1]);
-  Client it = client();
-  it.cancel_on(ours.get());
+  Client it = client(ours.get());
   std::string all;
   const auto open = it.request("GET", "/open", {}, {}, [&](std::string_view bytes) {
     all += bytes;
@@ -117,6 +119,35 @@ TEST_F(ClientTest, AWaitCanBeCancelled) {
   ASSERT_FALSE(open);
   EXPECT_EQ(open.error().code, Code::cancelled);
   EXPECT_EQ(all, "data: 1\n\n") << "what came before is the caller's";
+}
+
+// A host that takes no packet keeps whoever calls waiting as long as one that does not answer.
+TEST(ClientAlone, TheWaitForAConnectionCanBeCancelled) {
+  const Fd full(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof at;
+  ASSERT_EQ(::bind(full.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+  ASSERT_EQ(::listen(full.get(), 0), 0);
+  ASSERT_EQ(::getsockname(full.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+  const std::string address = "127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const Fd ours(ends[0]), theirs(ends[1]);
+  ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
+  // Nobody accepts: the first few fill its queue.
+  std::vector<Client> taken;
+  while (taken.size() < 10) {
+    auto next = Client::connect(address, seconds(60), ours.get());
+    if (next) {
+      taken.push_back(std::move(*next));
+      continue;
+    }
+    EXPECT_EQ(next.error().code, Code::cancelled) << next.error().message;
+    return;
+  }
+  FAIL() << "the queue of the listener has no end";
 }
 
 TEST_F(ClientTest, ACallbackMayStop) {
