@@ -393,8 +393,9 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
       break;
     case wire::rank_credit::number:
       if (auto credit = message.as<wire::rank_credit>()) {
-        ranks_.credit(RankName{message.peer, message.scope.rank}, message.peer_generation, *credit);
-        dispatch_due_ = true;
+        const RankName name{message.peer, message.scope.rank};
+        if (!ranks_.credit(name, message.peer_generation, *credit)) break;
+        dispatch_due_ = dispatch_due_ || ranks_.find(name)->takes_bind();
         watch_absence(now);
       }
       break;
