@@ -499,10 +499,28 @@ void Pages::settle(std::uint32_t slot) {
     if (held.owned == 0) {
       free(slot);
     } else if (held.use == 0) {
-      held.use = next_use_++;
-      evictable_.emplace(held.use, slot);
-      evictable_bytes_ += held.place.bytes;
+      evictable(held);
+      renew_ancestors(held);
     }
+  }
+}
+
+void Pages::evictable(Page& held) {
+  held.use = next_use_++;
+  evictable_.emplace(held.use, held.place.slot);
+  evictable_bytes_ += held.place.bytes;
+}
+
+// Up to the first that is pinned, which does the same for those before it when it is let go of.
+void Pages::renew_ancestors(const Page& youngest) {
+  const Key* parent = &youngest.parent;
+  for (auto found = sealed_.find(*parent); found != sealed_.end(); found = sealed_.find(*parent)) {
+    Page& held = page(found->second.front().slot);
+    // Keys that come from a peer may go in a circle.
+    if (held.use == 0 || held.use >= youngest.use) return;
+    not_evictable(held);
+    evictable(held);
+    parent = &held.parent;
   }
 }
 

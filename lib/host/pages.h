@@ -22,8 +22,9 @@
 // Identity is per block, storage per page: a key belongs to the first sealed page that brought it; when
 // that page goes, to the next one.  A page that owns a key is told to di-meta (take_changes).
 //
-// Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used,
-// and a request's pages are unpinned from the end of the chain, so that a child goes before its parent.
+// Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used, and
+// a child goes before its parent, without which nobody finds it: a request's pages are unpinned from the end
+// of the chain, and a page that becomes evictable makes the evictable ones in front of it as new as itself.
 #pragma once
 
 #include <array>
@@ -222,6 +223,8 @@ class Pages {
   // For pages of so many bytes, all or none.
   Result<std::vector<kv::SlotPlace>> take_places(std::span<const std::uint64_t> bytes);
   void free(std::uint32_t slot);
+  void evictable(Page& page);
+  void renew_ancestors(const Page& youngest);
   void not_evictable(Page& page);
 
   Options options_;

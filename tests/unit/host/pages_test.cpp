@@ -150,6 +150,47 @@ TEST_F(PagesTest, WhatARequestMadeIsEvictedBeforeWhatItContinued) {
   EXPECT_FALSE(core->pages().has(test_key(1, 4)));
 }
 
+// Its beginning was written back first, was let go of first, and was thrown out first: the rest of the chain,
+// which nobody finds without it, stayed.
+TEST_F(PagesTest, AChainThatIsLetGoOfFromItsBeginningIsEvictedFromItsEnd) {
+  const auto page = [this](std::uint32_t first) {
+    const std::vector<Key> keys = test_keys(1, first, 4);
+    say(prefill, scope(first), wire::kv_open{{4}, 1});
+    const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots.at(0);
+    for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
+    const Key parent = first == 0 ? Key{} : test_key(1, first - 1);
+    say(prefill, scope(first), wire::kv_sealed{slot, parent, keys, test_crcs(keys), 0, 0});
+  };
+  for (const std::uint32_t first : {0, 4, 8}) page(first);
+  settle_puts();
+  for (const std::uint32_t first : {0, 4, 8}) say(prefill, scope(first), wire::kv_release{});
+  EXPECT_TRUE(idle());
+  for (const std::uint32_t left : {8, 4, 0}) {
+    std::vector<std::uint32_t> pages((16 - left) / 4, 4);
+    say(prefill, scope(20), wire::kv_open{pages, 1});
+    EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+    for (const std::uint32_t first : {0, 4, 8})
+      EXPECT_EQ(core->pages().has(test_key(1, first)), first < left) << first;
+    say(prefill, scope(20), wire::kv_release{});
+  }
+}
+
+// What a peer says of parents need not be true.
+TEST_F(PagesTest, PagesThatAreEachOthersParentsAreEvictedLikeOthers) {
+  for (const std::uint32_t first : {0, 4}) {
+    const std::vector<Key> keys = test_keys(1, first, 4);
+    say(prefill, scope(first), wire::kv_open{{4}, 1});
+    const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots.at(0);
+    for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
+    say(prefill, scope(first), wire::kv_sealed{slot, test_key(1, 7 - first), keys, test_crcs(keys), 0, 0});
+  }
+  settle_puts();
+  for (const std::uint32_t first : {0, 4}) say(prefill, scope(first), wire::kv_release{});
+  EXPECT_TRUE(idle());
+  say(prefill, scope(9), wire::kv_open{{4, 4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+}
+
 TEST_F(PagesTest, AFullArenaIsEmptiedForAsManyPagesAsAreWanted) {
   for (std::uint32_t chain = 1; chain <= 4; ++chain) cached(test_keys(chain, 0, 4));
   std::vector<std::uint32_t> single(16, 1);
