@@ -264,6 +264,7 @@ void Worker::stop(daemon::Daemon& daemon) {
 bool Worker::control(const std::vector<std::string>& words, daemon::Reply& reply) {
   const auto drains = [this](bool draining) {
     return [this, draining](const daemon::Words&, daemon::Reply& to) {
+      if (stopping_ && !draining) return to.fail(Error{Code::busy, 0, "it is stopping"});
       draining_ = draining;
       for (Rank& rank : ranks_) rank.core->set_draining(draining_);
       if (net::MetaClient* meta = daemon_->meta()) meta->set_state(draining_ ? 1 : 0);

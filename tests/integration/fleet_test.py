@@ -245,6 +245,25 @@ def a_planned_stop_that_is_too_short_ends_streams_with_an_error_and_charges_them
         assert 'access: request failed req=stop-1 code=busy reason="the service stops"' in log, log
 
 
+def a_rank_that_is_to_stop_does_not_take_work_again():
+    with Fleet(overrides=["di-decode:engine.step_delay_ms=100", "di-decode:drain.timeout=60s"]) as fleet:
+        replies = []
+        seen = threading.Event()
+        asking = threading.Thread(target=lambda: replies.append(fleet.chat(
+            "hi", on_chunk=lambda _: seen.set(), temperature=0, max_tokens=100, ignore_eos=True)))
+        asking.start()
+        assert seen.wait(60)
+        state = lambda: next(r["state"] for r in fleet.ctl("show", "fleet") if r["instance"] == "di-decode.0")
+        fleet.kill("di-decode.0", signal.SIGTERM)
+        wait_for(lambda: state() == "draining", "di-decode.0 to drain")
+        done = ctl(fleet, "resume", "di-decode.0")
+        assert done.returncode == 1 and done.stderr == "di-ctl: di-decode.0: it is stopping\n", done
+        assert state() == "draining"
+        asking.join()
+        assert replies[0].done, (replies[0].error, replies[0].text)
+        wait_for(lambda: not fleet.alive("di-decode.0"), "di-decode.0 to be gone")
+
+
 def what_was_learnt_and_is_not_readable_is_learnt_anew():
     fleet = Fleet(expect_failure=True)
     garbled = [fleet.run / f"{who}.cost" for who in ("di-prefill.0.0", "di-decode.0.0", "di-kvd.host0")]
@@ -738,6 +757,7 @@ main([
     what_one_program_knows_is_asked_of_nobody_else,
     what_was_learnt_and_is_not_readable_is_learnt_anew,
     a_planned_stop_that_is_too_short_ends_streams_with_an_error_and_charges_them,
+    a_rank_that_is_to_stop_does_not_take_work_again,
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
