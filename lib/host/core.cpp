@@ -244,7 +244,7 @@ void Core::on_message(const wire::Envelope& message, const Now& now) {
 }
 
 void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now& now) {
-  const Holder holder{rank, message.scope.request, message.scope.attempt};
+  const Holder holder{rank, message.scope.request, message.scope.attempt, message.scope.rank};
   switch (message.number) {
     case wire::kv_fetch::number:
       if (auto body = decode<wire::kv_fetch>(message)) {

@@ -2,7 +2,7 @@
 // other hosts read here, behind one set of events.  Pure: messages, losses, answers of the data plane and
 // time in; messages, index-page writes and orders to the data plane out.
 //
-// Everything a client acquires belongs to a Holder (client instance, its generation, request, attempt)
+// Everything a client acquires belongs to a Holder (client instance, its generation and rank, request, attempt)
 // and is given back by kv_release or by the loss of the client; everything else is bounded by a hold, a
 // lease or the answer of a peer that is up.  gauges() is at its base when nothing is going on, and
 // check() says what does not add up.

@@ -311,7 +311,8 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
     return false;
   };
   const std::pair<std::string, std::uint64_t> seat_name{holder.client.instance, message.seat};
-  if (message.keys.size() > limits_.keys_max || seat_names_.contains(seat_name)) return refuse(Code::invalid);
+  if (message.keys.size() > limits_.keys_max) return refuse(Code::invalid);
+  if (seat_names_.contains(seat_name)) return refuse(Code::exists);
   if (!pages_.has_layout()) return refuse(Code::busy);
   std::uint32_t missing = 0;
   for (const Key& key : message.keys) missing += pages_.has(key) ? 0 : 1;
@@ -319,6 +320,7 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   std::uint64_t need = std::uint64_t{missing / page_blocks} * pages_.room_bytes(page_blocks);
   if (missing % page_blocks != 0) need += pages_.room_bytes(missing % page_blocks);
   if (message.tail_tokens > 0) need += pages_.room_bytes(1);
+  if (need > pages_.bytes_total()) return refuse(Code::invalid);
   if (reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable()) return refuse(Code::busy);
   const Result<std::uint32_t> entry = entries_.take();
   if (!entry) return refuse(Code::busy);

@@ -30,7 +30,8 @@
 // A seat (B), one per decode client, request and attempt:
 //   state    event                                        next
 //   (none)   kv_expect, room for what is missing          waiting; kv_expected
-//   (none)   kv_expect, no room                           (none); kv_expected busy
+//   (none)   kv_expect, no room                           (none); kv_expected busy, or invalid: never
+//   (none)   kv_expect, of a name that is in use          (none); kv_expected exists
 //   waiting  handover_open                                opened; handover_opened with a transfer number
 //                                                         and the blocks that are not here
 //   opened   handover_open again (lost answer, re-target) opened anew

@@ -63,6 +63,7 @@ struct Holder {
   Peer client;
   RequestId request;
   std::uint16_t attempt = 0;
+  std::uint16_t rank = 0;  // of the client: what one rank lets go of is not what another holds
 
   friend auto operator<=>(const Holder&, const Holder&) = default;
 };

@@ -81,7 +81,7 @@ void DecodeCore::seat(const wire::Envelope& message, Instant now) {
   if (requests_.size() >= options_.requests_max) return refuse_now(Code::busy, "no seat");
   if (pool_taken_ + blocks > description_.pool_blocks) return refuse_now(Code::busy, "no room in the pool");
   Request request;
-  request.seat = next_seat_++;
+  request.seat = new_seat();
   request.seat_until = now + options_.seat_ttl;
   request.pool_blocks = blocks;
   request.tokens = ask.tokens;
@@ -103,18 +103,24 @@ void DecodeCore::expect(const Request& request) {
   to_kvd(request.scope, question);
 }
 
-void DecodeCore::expected(Request& request, const wire::kv_expected& answer, Instant) {
+void DecodeCore::expected(Request& request, const wire::kv_expected& answer, Instant now) {
   if (request.state != State::expecting || answer.seat != request.seat) return;
-  if (answer.code != 0) return refuse(request.handle, static_cast<Code>(answer.code), "no room in the arena");
+  if (const auto code = static_cast<Code>(answer.code); code != Code::ok) {
+    return refuse(request.handle, code,
+                  code == Code::invalid  ? "longer than the arena"
+                  : code == Code::exists ? "di-kvd has another seat of the request"
+                                         : "no room in the arena",
+                  now);
+  }
   request.state = State::seated;
   request.entry = answer.entry;
   to_router(request, wire::seat_granted{request.seat, kvd_});
 }
 
-void DecodeCore::seated(Request& request, wire::kv_seated answer, Instant) {
+void DecodeCore::seated(Request& request, wire::kv_seated answer, Instant now) {
   if (request.state != State::seated || answer.seat != request.seat) return;
   if (answer.index != request.next_index)
-    return refuse(request.handle, Code::invalid, "the hand-over has another index");
+    return refuse(request.handle, Code::invalid, "the hand-over has another index", now);
   request.state = State::admitting;
   request.seated = std::move(answer);
 }
@@ -189,7 +195,7 @@ void DecodeCore::on_batch_done(BatchDone done, Instant now) {
   batch_back(done);
   for (const Admitted& answer : done.admitted) {
     Request* request =
-        admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
+        admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message, now); });
     if (request == nullptr) continue;
     request->state = State::running;
     to_router(*request, wire::decode_started{request->seat,
@@ -236,6 +242,7 @@ void DecodeCore::row_done(Request& request, const engine::RowResult& row, Instan
   if (request.state != State::running) return;
   if (row.state == engine::RowState::not_before) {
     request.not_before = row.not_before;
+    if (row.computed_tokens > 0) swapped_in(request, row);
     return;
   }
   if (row.state != engine::RowState::computed) {
@@ -243,12 +250,7 @@ void DecodeCore::row_done(Request& request, const engine::RowResult& row, Instan
     finish(request, Code::unreachable, "the pages of the hand-over are gone", now);
     return;
   }
-  request.computed_tokens = row.computed_tokens;
-  request.swapped_blocks = row.swapped_blocks;
-  if (!request.released_kv) {
-    request.released_kv = true;
-    to_kvd(request.scope, wire::kv_release{});
-  }
+  swapped_in(request, row);
   if (!row.has_token) return;
   ++tokens_produced_;
   request.tokens.push_back(row.token.id);
@@ -266,6 +268,13 @@ void DecodeCore::row_done(Request& request, const engine::RowResult& row, Instan
   auto& batch = batches[request.router];
   batch.first = request.router_generation;
   batch.second.events.push_back(std::move(event));
+}
+
+void DecodeCore::swapped_in(Request& request, const engine::RowResult& row) {
+  request.computed_tokens = row.computed_tokens;
+  request.swapped_blocks = row.swapped_blocks;
+  if (std::exchange(request.released_kv, true)) return;
+  to_kvd(request.scope, wire::kv_release{});
 }
 
 void DecodeCore::advance_page(Request& request, Instant now) {
@@ -347,8 +356,14 @@ void DecodeCore::finish(Request& request, Code code, std::string reason, Instant
   advance_page(request, now);
 }
 
-void DecodeCore::refuse(Handle handle, Code code, std::string reason) {
+void DecodeCore::refuse(Handle handle, Code code, std::string reason, Instant now) {
   Request& request = requests_.at(handle);
+  if (request.cancel_asked) {
+    // It was to end, and does: who asked waits for that.
+    request.end_code = request.cancel_code;
+    request.end_reason = "stopped";
+    return end(handle, now);
+  }
   to_router(request, wire::seat_refused{static_cast<wire::U16>(code), std::move(reason)});
   forget(handle);
 }
@@ -377,17 +392,24 @@ void DecodeCore::on_arena(const std::string& kvd, std::uint32_t generation, Inst
   kvd_.clear();
   kv_releases_.clear();
   std::vector<Handle> waiting;
+  std::vector<Handle> unswapped;
   std::vector<Handle> publishing;
   for (const auto& [handle, request] : requests_) {
     if (request.state == State::expecting || request.state == State::seated ||
         request.state == State::admitting) {
       waiting.push_back(handle);
+    } else if (request.state == State::running && !request.released_kv && !request.stepping) {
+      unswapped.push_back(handle);
     } else {
       publishing.push_back(handle);
     }
   }
   // Seats lose their pages; running requests go on from the pool and stop publishing.
-  for (const Handle handle : waiting) refuse(handle, Code::unreachable, "the host's di-kvd is away");
+  constexpr std::string_view why = "the host's di-kvd is away";
+  for (const Handle handle : waiting) refuse(handle, Code::unreachable, std::string(why), now);
+  // One whose step is out copies from a mapping that is kept until then; the next step's pages may be others'.
+  for (const Handle handle : unswapped)
+    finish(requests_.at(handle), Code::unreachable, std::string(why), now);
   for (const Handle handle : publishing) {
     Request& request = requests_.at(handle);
     if (request.page_state == PageState::none) continue;
@@ -413,7 +435,7 @@ void DecodeCore::on_time(Instant now) {
     }
     if (request.page_state == PageState::opening && now >= request.page_until) pages.push_back(handle);
   }
-  for (const Handle handle : lapsed) refuse(handle, Code::timeout, "the seat lapsed");
+  for (const Handle handle : lapsed) refuse(handle, Code::timeout, "the seat lapsed", now);
   for (const Handle handle : pages) give_up_page(requests_.at(handle), now);
 }
 

@@ -96,10 +96,15 @@ class DecodeCore final : public CoreOf<DecodeRequest> {
   // Opens the next page when one is full, or, when closing, whatever is left of full blocks.
   void advance_page(Request& request, Instant now);
   void give_up_page(Request& request, Instant now);
+  // Its pages are in the pool: di-kvd need not keep them.
+  void swapped_in(Request& request, const engine::RowResult& row);
   void finish(Request& request, Code code, std::string reason, Instant now);
   void end(Handle handle, Instant now);
-  void refuse(Handle handle, Code code, std::string reason);
+  void refuse(Handle handle, Code code, std::string reason, Instant now);
   [[nodiscard]] bool runnable(const Request& request, Instant now) const;
+
+  // di-kvd names a seat by instance and number: the ranks of one process must not give the same one.
+  [[nodiscard]] std::uint64_t new_seat() { return next_seat_++ << 16 | options_.rank; }
 
   const Options options_;
   std::uint64_t next_seat_ = 1;

@@ -73,6 +73,21 @@ def e06_a_dead_prefill_takes_only_its_own_requests_along_and_these_move():
         fleet.await_idle()
 
 
+def two_ranks_of_one_process_have_seats_at_once():
+    """Prefill takes its time, so that both seats are there; each rank has one place."""
+    lines = [{"match": "", "leg": "prefill", "pieces": pieces(QUICK[0], delay_ms=int(1500 * PATIENCE)), "finish": "stop"},
+             {"match": "", "pieces": pieces(*QUICK), "finish": "stop"}]
+    lines[0]["pieces"] += pieces(*QUICK[1:])
+    rows = ["di-prefill:engine.ranks=2", "di-decode:engine.ranks=2", "di-decode:decode.requests_max=1"]
+    with script_fleet(lines, overrides=rows) as fleet:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            jobs = [pool.submit(fleet.chat, words(60, seed=i), timeout=120) for i in range(2)]
+            replies = [job.result() for job in jobs]
+        for reply in replies:
+            assert reply.status == 200 and reply.done and reply.text == "".join(QUICK), (reply.status, reply.error, reply.text)
+        fleet.await_idle()
+
+
 def e10_pages_that_came_from_prefill_are_not_cache_hits():
     lines = [{"match": "", "pieces": pieces(*QUICK), "finish": "stop"}]
     with script_fleet(lines, conf="etc/local-2p2d", overrides=[PATIENT_MATCH]) as fleet:
@@ -88,4 +103,5 @@ def e10_pages_that_came_from_prefill_are_not_cache_hits():
 if __name__ == "__main__":
     main([e01_a_client_that_leaves_between_the_legs_leaves_nothing_behind,
           e06_a_dead_prefill_takes_only_its_own_requests_along_and_these_move,
+          two_ranks_of_one_process_have_seats_at_once,
           e10_pages_that_came_from_prefill_are_not_cache_hits])

@@ -116,6 +116,7 @@ class Cluster {
         hosts_(world_.rng.chance(0.5) || lost ? 2 : 1),
         store_apart_(world_.rng.chance(0.5)),
         parks_(seed % 4 != 0) {
+    settings_.ranks = seed % 3 == 0 ? 2 : 1;
     add_processes();
     make_requests();
     lost ? make_loss(*lost) : make_faults();
@@ -182,7 +183,7 @@ class Cluster {
       if (m.role == "store" && store_apart_) m.host = "store-machine";
       m.control = "sim://" + m.instance;
       if (m.program == "di-prefill" || m.program == "di-decode") {
-        m.ranks = 1;
+        m.ranks = settings_.ranks;
         m.role = "script";
         m.model = "sim";
         m.layout = settings_.layout->descriptor();

@@ -1,6 +1,6 @@
 // tests/sim/cluster.h: one run of a simulated fleet from a seed: a router, di-meta, one or two hosts, a
-// store with or apart from the first, two prefill and two decode ranks; clients that ask and leave; faults;
-// checks while it runs and at the end.
+// store with or apart from the first, two prefill and two decode processes of one or two ranks; clients that
+// ask and leave; faults; checks while it runs and at the end.
 #pragma once
 
 #include <cstdint>

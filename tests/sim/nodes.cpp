@@ -602,8 +602,9 @@ std::string HostNode::held() const {
 namespace {
 
 template <class Core>
-typename Core::Options rank_options(const Settings& settings) {
+typename Core::Options rank_options(const Settings& settings, std::uint16_t rank) {
   typename Core::Options options;
+  options.rank = rank;
   options.requests_max = settings.requests_max;
   options.swap_wait = Duration(0);  // the thread of the simulation must not wait
   if constexpr (std::is_same_v<Core, rank::PrefillCore>) {
@@ -623,27 +624,32 @@ template <class Core>
 RankNode<Core>::RankNode(World& world, std::size_t process, const Member& self, const Settings& settings)
     : world_(world), process_(process), self_(self) {
   const bool prefill = std::is_same_v<Core, rank::PrefillCore>;
-  engine::ScriptEngine::Options options{
-      .description = {.model = self.model,
-                      .layout = *settings.layout,
-                      .revision = self.revision,
-                      .context_tokens_max = settings.context_tokens,
-                      .vocab = 1000,
-                      .pool_blocks = prefill ? settings.prefill_pool_blocks : settings.decode_pool_blocks,
-                      .sequences_max = settings.requests_max,
-                      .wants_debug_text = true},
-      .lines = settings.lines,
-      .step_delay = settings.step_delay,
-      .on_crash = [this] { world_.fail("the script crashed " + self_.instance); }};
-  auto made = engine::ScriptEngine::create(std::move(options));
-  DI_ASSERT(made.ok());
-  engine_ = *std::move(made);
-  core_.emplace(rank_options<Core>(settings), engine_->describe());
+  for (std::uint16_t number = 0; number < settings.ranks; ++number) {
+    engine::ScriptEngine::Options options{
+        .description = {.model = self.model,
+                        .layout = *settings.layout,
+                        .revision = self.revision,
+                        .context_tokens_max = settings.context_tokens,
+                        .vocab = 1000,
+                        .pool_blocks = prefill ? settings.prefill_pool_blocks : settings.decode_pool_blocks,
+                        .sequences_max = settings.requests_max,
+                        .wants_debug_text = true},
+        .lines = settings.lines,
+        .step_delay = settings.step_delay,
+        .on_crash = [this] { world_.fail("the script crashed " + self_.instance); }};
+    auto made = engine::ScriptEngine::create(std::move(options));
+    DI_ASSERT(made.ok());
+    Rank& rank = ranks_.emplace_back();
+    rank.engine = *std::move(made);
+    rank.core.emplace(rank_options<Core>(settings, number), rank.engine->describe());
+  }
 }
 
 template <class Core>
 void RankNode<Core>::on_peer_up(const Member& peer) {
-  if (peer.program == "di-router") core_->on_router_up(peer.instance, peer.generation);
+  if (peer.program == "di-router") {
+    for (Rank& rank : ranks_) rank.core->on_router_up(peer.instance, peer.generation);
+  }
   if (peer.role == "host") {
     kvd_ = peer;
     attach();
@@ -652,11 +658,23 @@ void RankNode<Core>::on_peer_up(const Member& peer) {
 
 template <class Core>
 void RankNode<Core>::on_peer_lost(const Member& peer) {
-  if (peer.program == "di-router") core_->on_router_lost(peer.instance);
+  if (peer.program == "di-router") {
+    for (Rank& rank : ranks_) rank.core->on_router_lost(peer.instance);
+  }
   if (kvd_ && kvd_->instance == peer.instance) {
     kvd_.reset();
     detach();
   }
+}
+
+template <class Core>
+void RankNode<Core>::on_time() {
+  for (Rank& rank : ranks_) rank.core->on_time(world_.now());
+}
+
+template <class Core>
+void RankNode<Core>::drain(bool on) {
+  for (Rank& rank : ranks_) rank.core->set_draining(on);
 }
 
 template <class Core>
@@ -679,24 +697,27 @@ void RankNode<Core>::on_arena(std::uint64_t socket, std::uint32_t generation,
   // The end, or another daemon's than the one whose messages we get.
   if (arena == nullptr || !kvd_ || generation != kvd_->generation) return detach();
   arena_ = std::move(arena);
-  core_->on_arena(kvd_->instance, kvd_->generation, world_.now());
+  for (Rank& rank : ranks_) rank.core->on_arena(kvd_->instance, kvd_->generation, world_.now());
 }
 
 template <class Core>
 void RankNode<Core>::detach() {
   if (socket_ != 0) {
-    // The engine may be reading or writing: the host learns when it is done.
-    if (busy_) {
-      closing_.push_back(socket_);
-    } else {
-      world_.detach(socket_);
+    // The engines may be reading or writing: the host learns when they are done.
+    Closing closing{std::exchange(socket_, 0), {}};
+    for (std::size_t number = 0; number < ranks_.size(); ++number) {
+      if (ranks_[number].busy) closing.ranks.insert(number);
     }
-    socket_ = 0;
+    if (closing.ranks.empty()) {
+      world_.detach(closing.socket);
+    } else {
+      closing_.push_back(std::move(closing));
+    }
   }
   if (arena_ != nullptr) {
     arena_->fail();
     arena_.reset();
-    core_->on_arena("", 0, world_.now());
+    for (Rank& rank : ranks_) rank.core->on_arena("", 0, world_.now());
   }
   if (!attach_pending_) {
     attach_pending_ = true;
@@ -709,34 +730,50 @@ void RankNode<Core>::detach() {
 
 template <class Core>
 Instant RankNode<Core>::turn() {
-  if (!busy_) {
-    if (auto next = core_->next_batch(world_.now())) {
-      busy_ = true;
-      const auto batch = std::make_shared<rank::Batch>(*std::move(next));
-      // Now and then long enough for everybody else to lose this rank, its router or its patience.
-      const Duration took = world_.rng.chance(0.04) ? world_.random_time(milliseconds(50), milliseconds(900))
-                                                    : world_.random_time(microseconds(200), milliseconds(6));
-      world_.after(process_, took, [this, batch, arena = arena_, took] {
-        const auto done = std::make_shared<rank::BatchDone>(
-            rank::carry_out(std::move(*batch), arena, *engine_, world_.clock));
-        done->step_took = took;
-        world_.after(process_, world_.random_time(microseconds(10), milliseconds(1)), [this, done] {
-          busy_ = false;
-          for (const std::uint64_t socket : std::exchange(closing_, {})) world_.detach(socket);
-          core_->on_batch_done(std::move(*done), world_.now());
-        });
-      });
+  Instant due = instant_never;
+  for (std::size_t number = 0; number < ranks_.size(); ++number) {
+    Rank& rank = ranks_[number];
+    if (!rank.busy) {
+      if (auto next = rank.core->next_batch(world_.now())) start(number, *std::move(next));
     }
+    for (const wire::Envelope& message : rank.core->take_outgoing()) world_.send(process_, message);
+    due = std::min(due, rank.core->next_due());
   }
-  for (const wire::Envelope& message : core_->take_outgoing()) world_.send(process_, message);
-  return core_->next_due();
+  return due;
+}
+
+template <class Core>
+void RankNode<Core>::start(std::size_t number, rank::Batch next) {
+  ranks_[number].busy = true;
+  const auto batch = std::make_shared<rank::Batch>(std::move(next));
+  // Now and then long enough for everybody else to lose this rank, its router or its patience.
+  const Duration took = world_.rng.chance(0.04) ? world_.random_time(milliseconds(50), milliseconds(900))
+                                                : world_.random_time(microseconds(200), milliseconds(6));
+  world_.after(process_, took, [this, number, batch, arena = arena_, took] {
+    const auto done = std::make_shared<rank::BatchDone>(
+        rank::carry_out(std::move(*batch), arena, *ranks_[number].engine, world_.clock));
+    done->step_took = took;
+    world_.after(process_, world_.random_time(microseconds(10), milliseconds(1)), [this, number, done] {
+      ranks_[number].busy = false;
+      std::erase_if(closing_, [&](Closing& closing) {
+        closing.ranks.erase(number);
+        if (!closing.ranks.empty()) return false;
+        world_.detach(closing.socket);
+        return true;
+      });
+      ranks_[number].core->on_batch_done(std::move(*done), world_.now());
+    });
+  });
 }
 
 template <class Core>
 std::string RankNode<Core>::held() const {
-  std::string text = not_zero(core_->gauges());
-  if (engine_->pool_blocks_used() != 0)
-    text += " engine_blocks=" + std::to_string(engine_->pool_blocks_used());
+  std::string text;
+  for (const Rank& rank : ranks_) {
+    text += not_zero(rank.core->gauges());
+    if (rank.engine->pool_blocks_used() != 0)
+      text += " engine_blocks=" + std::to_string(rank.engine->pool_blocks_used());
+  }
   return text;
 }
 

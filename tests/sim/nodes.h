@@ -32,6 +32,7 @@ struct Settings {
   std::uint32_t prefill_pool_blocks = 64;
   std::uint32_t decode_pool_blocks = 96;
   std::uint32_t requests_max = 6;  // of a rank
+  std::uint16_t ranks = 1;         // of a process
   std::uint32_t chunk_tokens = 16;
   std::uint32_t arena_units = 64;  // pages of one block
   std::uint32_t entries = 48;
@@ -237,7 +238,7 @@ class HostNode final : public Node, private host::ArenaPort, private host::DataP
 
 // ---- di-prefill and di-decode ----------------------------------------------------------------------------
 
-// What lib/worker is to a rank's core; `Core` is rank::PrefillCore or rank::DecodeCore.
+// What lib/worker is to the cores of a process's ranks; `Core` is rank::PrefillCore or rank::DecodeCore.
 template <class Core>
 class RankNode final : public Node {
  public:
@@ -245,28 +246,40 @@ class RankNode final : public Node {
 
   void on_peer_up(const Member& peer) override;
   void on_peer_lost(const Member& peer) override;
-  void on_message(const wire::Envelope& message) override { core_->on_message(message, world_.now()); }
-  void on_time() override { core_->on_time(world_.now()); }
+  void on_message(const wire::Envelope& message) override {
+    ranks_.at(message.scope.rank).core->on_message(message, world_.now());
+  }
+  void on_time() override;
   void on_arena(std::uint64_t socket, std::uint32_t generation,
                 std::shared_ptr<kv::ArenaClient> arena) override;
   Instant turn() override;
   [[nodiscard]] std::string held() const override;
-  void drain(bool on) { core_->set_draining(on); }
+  void drain(bool on);
 
  private:
+  struct Rank {
+    std::unique_ptr<engine::ScriptEngine> engine;
+    std::optional<Core> core;
+    bool busy = false;
+  };
+  // The connection to an arena that was given up while engines may still copy from or to it.
+  struct Closing {
+    std::uint64_t socket = 0;
+    std::set<std::size_t> ranks;  // whose batch was out
+  };
+
   void attach();
   void detach();
+  void start(std::size_t number, rank::Batch batch);
 
   World& world_;
   std::size_t process_;
   Member self_;
-  std::unique_ptr<engine::ScriptEngine> engine_;
-  std::optional<Core> core_;
-  bool busy_ = false;
+  std::vector<Rank> ranks_;
   std::optional<Member> kvd_;
   std::uint64_t socket_ = 0;
   std::shared_ptr<kv::ArenaClient> arena_;
-  std::vector<std::uint64_t> closing_;  // sockets of arenas that the batch that is out may still use
+  std::vector<Closing> closing_;
   bool attach_pending_ = false;
 };
 

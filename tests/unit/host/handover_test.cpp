@@ -122,6 +122,43 @@ TEST_F(HandoverTest, TheSeatOfAnotherAttemptIsNotOurs) {
   EXPECT_EQ(handed(), Code::not_found);
 }
 
+// Two ranks of one process gave their seats the same numbers: the second request ended as if its client were
+// wrong.
+TEST_F(HandoverTest, ASeatWhoseNameIsInUseIsNoFaultOfTheRequest) {
+  expected(8);
+  wire::Scope other = scope;
+  other.request = test_request(2);
+  say(decode, other, wire::kv_expect{8, keys, Key{}, 3});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, static_cast<wire::U16>(Code::exists));
+  say(decode, other, wire::kv_expect{9, keys, Key{}, 3});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, 0);
+}
+
+// The first rank's word that it is through comes after the router has turned to the second.
+TEST_F(HandoverTest, WhatOneRankLetsGoOfIsNotTheSeatOfAnother) {
+  expected(8);
+  wire::Scope there = scope;
+  there.rank = 1;
+  say(decode, there, wire::kv_expect{9, keys, Key{}, 3});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, 0);
+  say(decode, scope, wire::kv_release{});
+  prefilled();
+  say(prefill, scope, handover(8));
+  EXPECT_EQ(handed(), Code::not_found);
+  say(prefill, scope, handover(9));
+  EXPECT_EQ(handed(), Code::ok);
+  wire::Scope heard_scope;
+  EXPECT_EQ(heard<wire::kv_seated>(decode, &heard_scope)->seat, 9u);
+  EXPECT_EQ(heard_scope.rank, 1);
+}
+
+TEST_F(HandoverTest, ASeatThatNeverFitsIsSaid) {
+  say(decode, scope, wire::kv_expect{8, test_keys(1, 0, 64), Key{}, 3});  // 64 units, and the tail
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, static_cast<wire::U16>(Code::invalid));
+  say(decode, scope, wire::kv_expect{8, test_keys(1, 0, 64), Key{}, 0});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, 0);
+}
+
 TEST_F(HandoverTest, OnlySealedPagesAndTheOwnTailAreHandedOver) {
   expected(8);
   say(prefill, scope, handover(8));
@@ -202,7 +239,7 @@ TEST_F(HandoverTest, ASecondTargetReplacesTheFirst) {
   say(prefill, scope, handover(8));
   wire::kv_handover second = handover(9);
   second.decode = decode2.instance;
-  say(decode2, {test_request(1), 1, 0, 0}, wire::kv_release{});
+  say(decode2, scope, wire::kv_release{});
   say(decode2, scope, wire::kv_expect{9, keys, Key{}, 3});
   say(prefill, scope, second);
   EXPECT_EQ(gauge("holds"), 1u);

@@ -1,5 +1,7 @@
 #include "rank/decode.h"
 
+#include <set>
+
 #include "tests/unit/rank/peers.h"
 
 namespace di::rank {
@@ -92,6 +94,24 @@ TEST_F(DecodeTest, ASeatThatIsAskedForAgainIsTheSameOne) {
   from_router(one, seat_of(18));
   EXPECT_FALSE(heard<wire::seat_granted>());
   EXPECT_FALSE(heard<wire::seat_refused>());
+}
+
+// di-kvd knows a seat by the instance and its number: the second rank's first request was refused, for ever.
+TEST_F(DecodeTest, TheSeatsOfTwoRanksOfOneProcessHaveDifferentNumbers) {
+  std::set<std::uint64_t> seats;
+  for (std::uint16_t rank = 0; rank < 2; ++rank) {
+    DecodeCore::Options options;
+    options.rank = rank;
+    begin(options);
+    for (const wire::Scope& scope : {one, two}) {
+      from_router(scope, seat_of(18));
+      const auto expect = heard<wire::kv_expect>();
+      ASSERT_TRUE(expect);
+      seats.insert(expect->seat);
+    }
+  }
+  EXPECT_EQ(seats.size(), 4U);
+  EXPECT_FALSE(seats.contains(0));  // which says that there is none
 }
 
 TEST_F(DecodeTest, ASeatIsFilledRunsAndEnds) {
@@ -196,6 +216,15 @@ TEST_F(DecodeTest, NoRoomInTheArenaRefusesTheSeat) {
   EXPECT_EQ(heard<wire::seat_refused>()->code, static_cast<wire::U16>(Code::busy));
   EXPECT_TRUE(heard<wire::kv_release>());
   expect_nothing_held();
+}
+
+TEST_F(DecodeTest, TheSeatIsRefusedAsDiKvdSays) {
+  for (const Code code : {Code::busy, Code::exists, Code::invalid}) {
+    from_router(one, seat_of(18));
+    from_kvd(one, wire::kv_expected{static_cast<wire::U16>(code), heard<wire::kv_expect>()->seat, 0});
+    EXPECT_EQ(heard<wire::seat_refused>()->code, static_cast<wire::U16>(code));
+    expect_nothing_held();
+  }
 }
 
 TEST_F(DecodeTest, ASeatThatNobodyTakesLapses) {
@@ -396,6 +425,76 @@ TEST_F(DecodeTest, AnEngineThatRefusesGivesTheSeatUp) {
   EXPECT_EQ(heard<wire::seat_refused>()->reason, "no");
   EXPECT_TRUE(heard<wire::kv_release>());
   expect_nothing_held();
+}
+
+TEST_F(DecodeTest, AStopDuringAnAdmissionThatIsRefusedIsAnsweredWithTheEnd) {
+  arrive(one, sit(one, 18));
+  ASSERT_TRUE(take());
+  from_router(one, wire::request_stop{static_cast<wire::U16>(Code::stale)});
+  done.admitted[0].sequence = Error{Code::busy, 0, "no"};
+  give();
+  EXPECT_FALSE(heard<wire::seat_refused>());
+  expect_end(Code::stale);
+  acknowledge(one);
+  expect_nothing_held();
+}
+
+// Between its admission and its first step, which another request's delay holds back: the pins of its pages
+// are gone, and what they hold may be another's when the step copies it.
+TEST_F(DecodeTest, ARequestThatHadNotSwappedInWasKeptWhenItsPagesWent) {
+  run(one, 18);
+  ASSERT_TRUE(take());
+  row(19, 1);
+  done.step.ready_at = now + milliseconds(50);
+  arrive(two, sit(two, 18));
+  give();
+  advance(milliseconds(50));
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->admissions.size(), 1U);
+  row(20, 2);
+  done.step.ready_at = now + milliseconds(50);
+  give();
+  ASSERT_TRUE(heard<wire::decode_started>());
+  core->on_arena("", 0, now);
+  listen();
+  expect_end(Code::unreachable);  // the second
+  EXPECT_FALSE(heard<wire::request_done>());
+  core->on_arena(kvd, kvd_generation, now);
+  advance(milliseconds(50));
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->releases.size(), 1U);
+  ASSERT_EQ(batch->plan.rows.size(), 1U);
+  row(21, 3, engine::Finish::stop);
+  give();
+  expect_end(Code::ok);
+  acknowledge(one);
+  acknowledge(two);
+  expect_nothing_held();
+}
+
+TEST_F(DecodeTest, ARequestWhoseFirstStepIsOutOutlivesTheArena) {
+  run(one, 18);
+  ASSERT_TRUE(take());  // swaps in
+  core->on_arena("", 0, now);
+  listen();
+  EXPECT_FALSE(heard<wire::request_done>());
+  row(19, 1, engine::Finish::stop);
+  give();
+  expect_end(Code::ok);
+}
+
+TEST_F(DecodeTest, ADelayedRowHasSwappedIn) {
+  run(one, 18);
+  ASSERT_TRUE(take());
+  done.step.rows[0].state = engine::RowState::not_before;
+  done.step.rows[0].not_before = now + milliseconds(20);
+  done.step.rows[0].computed_tokens = 18;
+  done.step.rows[0].swapped_blocks = 4;
+  give();
+  EXPECT_TRUE(heard<wire::kv_release>());
+  core->on_arena("", 0, now);
+  listen();
+  EXPECT_FALSE(heard<wire::request_done>());
 }
 
 TEST_F(DecodeTest, PagesThatAreGoneAtSwapInEndTheRequest) {
