@@ -282,10 +282,10 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
             claim != claims_.end() &&
             std::count(claim->second.pins.slots.begin(), claim->second.pins.slots.end(), body->tail.slot) > 0;
         if (body->tail.count != 0 && !tail_is_theirs) {
-          out_.push_back(
-              wire::Envelope::make(rank.instance, rank.generation,
-                                   {message.scope.request, message.scope.attempt, message.scope.rank, 0},
-                                   wire::kv_handed{body->seat, static_cast<std::uint16_t>(Code::invalid)}));
+          out_.push_back(wire::Envelope::make(
+              rank.instance, rank.generation,
+              {message.scope.request, message.scope.attempt, message.scope.rank, 0},
+              wire::kv_handed{body->seat, static_cast<std::uint16_t>(Code::invalid), body->decode}));
         } else {
           handovers_.hand_over(holder, message.scope, *body, now);
         }

@@ -35,7 +35,7 @@ Handovers::Source* Handovers::begin(const Holder& holder, const wire::Scope& sco
   ++counters_.sources;
   const auto refuse = [&](Code code) {
     ++counters_.failed;
-    send(holder.client, scope, wire::kv_handed{seat, static_cast<std::uint16_t>(code)});
+    send(holder.client, scope, wire::kv_handed{seat, static_cast<std::uint16_t>(code), decode});
     return nullptr;
   };
   if (sources_.size() >= limits_.sources_max) return refuse(Code::busy);
@@ -79,12 +79,13 @@ void Handovers::hand_over(const Holder& holder, const wire::Scope& scope, const 
   }
   // It has ended, and the rank did not hear that.
   if (handed_.known.contains({holder, message.decode, message.seat})) {
-    return send(holder.client, scope, wire::kv_handed{message.seat, 0});
+    return send(holder.client, scope, wire::kv_handed{message.seat, 0, message.decode});
   }
   const auto refuse = [&] {
     if (const auto begun = sources_.find(name); begun != sources_.end()) drop_source(begun);
     ++counters_.failed;
-    send(holder.client, scope, wire::kv_handed{message.seat, static_cast<std::uint16_t>(Code::invalid)});
+    send(holder.client, scope,
+         wire::kv_handed{message.seat, static_cast<std::uint16_t>(Code::invalid), message.decode});
   };
   if (message.keys.size() > limits_.keys_max || !pages_.has_layout()) return refuse();
   // What is not here now never will be: another seat does not help.
@@ -275,7 +276,7 @@ void Handovers::end_source(const Name& name, Code code) {
     if (code == Code::ok)
       handed_.add({source.holder, source.decode, source.message.seat}, limits_.answers_max);
     send(source.holder.client, source.scope,
-         wire::kv_handed{source.message.seat, static_cast<std::uint16_t>(code)});
+         wire::kv_handed{source.message.seat, static_cast<std::uint16_t>(code), source.decode});
   }
   drop_source(found);
 }

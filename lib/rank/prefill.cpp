@@ -69,10 +69,12 @@ void PrefillCore::on_message(const wire::Envelope& message, Instant now) {
       outgoing_.push_back(ending_of_unknown(message, wire::Leg::prefill));
     if (message.number == wire::prefill_target::number) {
       // Its pages went to an earlier seat: the router must not wait for this one.
-      outgoing_.push_back(
-          wire::Envelope::make(message.peer, message.peer_generation, message.scope,
-                               wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found),
-                                                     "the request is not here any more"}));
+      if (auto target = message.as<wire::prefill_target>()) {
+        outgoing_.push_back(wire::Envelope::make(
+            message.peer, message.peer_generation, message.scope,
+            wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found),
+                                  "the request is not here any more", target->seat, target->decode}));
+      }
     }
     return;
   }
@@ -122,7 +124,7 @@ void PrefillCore::bind(const wire::Envelope& message, Instant now) {
   const auto refuse_now = [&](Code code, std::string reason) {
     outgoing_.push_back(wire::Envelope::make(
         message.peer, message.peer_generation, message.scope,
-        wire::prefill_refused{bind.bind, static_cast<wire::U16>(code), std::move(reason)}));
+        wire::prefill_refused{bind.bind, static_cast<wire::U16>(code), std::move(reason), 0, {}}));
   };
   if (tokens == 0 || bind.keys.size() != tokens / block_tokens) {
     return refuse_now(Code::invalid, "the keys do not fit the tokens");
@@ -530,21 +532,19 @@ void PrefillCore::say_handover(Request& request, Instant now) {
 }
 
 void PrefillCore::handed(Request& request, const wire::kv_handed& answer, Instant now) {
-  if (request.state != State::handing || answer.seat != request.handing->seat) return;
+  if (request.state != State::handing) return;
+  if (answer.seat != request.handing->seat || answer.decode != request.handing->decode) return;
   if (answer.code == 0) return end(request.handle, Code::ok, "", now);
   // The pages are not there: no other seat would help.
   if (answer.code == static_cast<wire::U16>(Code::invalid)) {
     return end(request.handle, Code::invalid, "the pages of the hand-over are gone", now);
   }
   // The router chooses: another target within the hold, or re-entry.
+  to_router(request, wire::prefill_refused{request.bind.bind, answer.code, "hand-over failed", answer.seat,
+                                           answer.decode});
   request.state = State::waiting;
   request.target.reset();
   request.handing.reset();
-  wire::prefill_refused lost;
-  lost.bind = request.bind.bind;
-  lost.code = answer.code;
-  lost.reason = "hand-over failed";
-  to_router(request, lost);
 }
 
 void PrefillCore::stop(Request& request, Code code, Instant now) {
@@ -558,7 +558,7 @@ void PrefillCore::stop(Request& request, Code code, Instant now) {
 void PrefillCore::refuse(Handle handle, Code code, std::string reason) {
   Request& request = requests_.at(handle);
   to_router(request,
-            wire::prefill_refused{request.bind.bind, static_cast<wire::U16>(code), std::move(reason)});
+            wire::prefill_refused{request.bind.bind, static_cast<wire::U16>(code), std::move(reason), 0, {}});
   forget(handle);
 }
 

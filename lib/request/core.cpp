@@ -403,7 +403,11 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
       if (auto refused = message.as<wire::prefill_refused>()) {
         Flight* flight = current(message);
         if (flight == nullptr) break;
+        // A seat number alone is another decode instance's, too.
+        const bool of_this_seat =
+            refused->seat == flight->seat && refused->decode == flight->decode.rank.instance;
         if (!flight->prefill.open && refused->bind == 0 && message.peer == flight->prefill.rank.instance) {
+          if (!of_this_seat) break;  // the target of this one is still to be answered
           // A target that found nothing: the pages went to a seat that is lost, and this one gets none.
           if (!flight->ended && !flight->started)
             reenter(*flight, "the seat was lost after the hand-over", now);
@@ -419,6 +423,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
           break;
         }
         if (flight->prefill_token) {
+          if (!of_this_seat) break;  // of a seat before this one
           handover_failed(*flight, static_cast<Code>(refused->code), now);
           break;
         }

@@ -42,10 +42,12 @@ class HandoverTest : public World {
   }
   std::optional<Code> handed() {
     const auto answer = heard<wire::kv_handed>(prefill);
+    if (answer) handed_to = answer->decode;
     return answer ? std::optional(static_cast<Code>(answer->code)) : std::nullopt;
   }
 
   wire::SlotRef tail;
+  std::string handed_to;
 };
 
 TEST_F(HandoverTest, ARequestMovesFromPrefillToDecode) {
@@ -252,6 +254,7 @@ TEST_F(HandoverTest, ASecondTargetReplacesTheFirst) {
     turn();
   }
   EXPECT_EQ(handed(), Code::ok);
+  EXPECT_EQ(handed_to, decode2.instance);
   EXPECT_FALSE(handed());
   EXPECT_FALSE(heard<wire::kv_seated>(decode));
   EXPECT_EQ(heard<wire::kv_seated>(decode2)->seat, 9u);

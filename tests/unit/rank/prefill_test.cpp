@@ -73,6 +73,10 @@ class PrefillTest : public CoreTest<PrefillCore> {
   static wire::prefill_target target_of(std::uint64_t seat, std::string decode = "di-decode.0") {
     return {seat, std::move(decode), 0, 9, kvd};
   }
+  void handed(const wire::Scope& scope, std::uint64_t seat, Code code = Code::ok,
+              const std::string& decode = "di-decode.0") {
+    from_kvd(scope, wire::kv_handed{seat, static_cast<wire::U16>(code), decode});
+  }
   void acknowledge(const wire::Scope& scope) { from_router(scope, wire::done_ack{0}); }
   void expect_end(Code code) {
     const auto ended = heard<wire::request_done>();
@@ -123,7 +127,7 @@ TEST_F(PrefillTest, AColdRequestIsComputedSealedAndHandedOver) {
   EXPECT_EQ(handover->seat, 6U);
   EXPECT_EQ(handover->tail.slot, 1U);
   EXPECT_EQ(handover->token.id, 42U);
-  from_kvd(one, wire::kv_handed{6, 0});
+  handed(one, 6);
   expect_end(Code::ok);
   EXPECT_EQ(gauge("endings_unacknowledged"), 1U);
   acknowledge(one);
@@ -250,7 +254,7 @@ TEST_F(PrefillTest, AHandOverWithoutAnAnswerIsSaidAgain) {
   const auto again = heard<wire::kv_handover>();
   ASSERT_TRUE(again);
   EXPECT_EQ(*again, *first);
-  from_kvd(one, wire::kv_handed{6, 0});
+  handed(one, 6);
   expect_end(Code::ok);
   acknowledge(one);
   advance(seconds(2));
@@ -493,23 +497,28 @@ TEST_F(PrefillTest, AFailedHandOverIsToldAndTriedElsewhere) {
   wait(one, 18);
   from_router(one, target_of(6));
   ASSERT_TRUE(heard<wire::kv_handover>());
-  from_kvd(one, wire::kv_handed{5, 0});  // of another seat
+  handed(one, 5);  // of another seat
+  handed(one, 6, Code::ok, "di-decode.1");
+  handed(one, 6, Code::not_found, "di-decode.1");
   EXPECT_FALSE(heard<wire::request_done>());
-  from_kvd(one, wire::kv_handed{6, static_cast<wire::U16>(Code::not_found)});
+  EXPECT_FALSE(heard<wire::prefill_refused>());
+  handed(one, 6, Code::not_found);
   const auto refused = heard<wire::prefill_refused>();
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->bind, 1U);
+  EXPECT_EQ(refused->seat, 6U);
+  EXPECT_EQ(refused->decode, "di-decode.0");
   EXPECT_EQ(gauge("holds"), 1U);
   from_router(one, target_of(7));
   EXPECT_EQ(heard<wire::kv_handover>()->seat, 7U);
-  from_kvd(one, wire::kv_handed{7, 0});
+  handed(one, 7);
   expect_end(Code::ok);
 }
 
 TEST_F(PrefillTest, PagesThatNeverArrivedWereOfferedToSeatAfterSeat) {
   wait(one, 18);
   from_router(one, target_of(6));
-  from_kvd(one, wire::kv_handed{6, static_cast<wire::U16>(Code::invalid)});
+  handed(one, 6, Code::invalid);
   EXPECT_FALSE(heard<wire::prefill_refused>());
   expect_end(Code::invalid);
 }
@@ -531,6 +540,8 @@ TEST_F(PrefillTest, ATargetForWhatIsNotHereIsAnswered) {
   const auto refused = heard<wire::prefill_refused>();
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->bind, 0U);
+  EXPECT_EQ(refused->seat, 6U);
+  EXPECT_EQ(refused->decode, "di-decode.0");
   EXPECT_EQ(refused->code, static_cast<wire::U16>(Code::not_found));
 }
 

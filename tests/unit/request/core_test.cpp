@@ -151,6 +151,12 @@ class RouterTest : public ::testing::Test {
     message.code = static_cast<wire::U16>(code);
     say(from, scope(id, attempt), message);
   }
+  // Prefill could not hand over to that seat.
+  void hand_over_failed(const RequestId& id, Code code, std::uint64_t seat = 5,
+                        const std::string& decode = decode0) {
+    say(prefill0, scope(id),
+        wire::prefill_refused{1, static_cast<wire::U16>(code), "hand-over failed", seat, decode});
+  }
   // Decoding: prefill is through, two tokens came.
   RequestId decoding() {
     const RequestId id = seated();
@@ -669,7 +675,7 @@ TEST_F(RouterTest, AttemptsAreCounted) {
     const std::string rank = bind ? prefill0 : prefill1;
     if (!bind) bind = heard<wire::prefill_bind>(prefill1);
     ASSERT_TRUE(bind) << attempt;
-    say(rank, scope(id, attempt), wire::prefill_refused{bind->bind, busy, "no place"});
+    say(rank, scope(id, attempt), wire::prefill_refused{bind->bind, busy, "no place", 0, {}});
   }
   ASSERT_EQ(endings.size(), 1U);
   EXPECT_EQ(endings[0].code, Code::unreachable);
@@ -681,7 +687,8 @@ TEST_F(RouterTest, AttemptsAreCounted) {
 TEST_F(RouterTest, AnInvalidBindIsAnErrorAtOnce) {
   const RequestId id = submit();
   matched(id, 0);
-  say(prefill0, scope(id), wire::prefill_refused{1, static_cast<wire::U16>(Code::invalid), "too long"});
+  say(prefill0, scope(id),
+      wire::prefill_refused{1, static_cast<wire::U16>(Code::invalid), "too long", 0, {}});
   ASSERT_EQ(endings.size(), 1U);
   EXPECT_EQ(endings[0].code, Code::invalid);
   EXPECT_EQ(endings[0].reason, "too long");
@@ -800,12 +807,27 @@ TEST_F(RouterTest, TheLastTokenFromPrefillGivesTheSeatBack) {
 TEST_F(RouterTest, AFailedHandOverAsksForAnotherSeat) {
   const RequestId id = seated();
   token(prefill0, id, 0);
-  say(prefill0, scope(id),
-      wire::prefill_refused{1, static_cast<wire::U16>(Code::not_found), "hand-over failed"});
+  hand_over_failed(id, Code::not_found);
   EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
   ASSERT_TRUE(heard<wire::decode_seat>(decode1));
   say(decode1, scope(id), wire::seat_granted{5, kvd});
   EXPECT_EQ(heard<wire::prefill_target>(prefill0)->decode, decode1);
+  EXPECT_EQ(attempt(id), 1);
+}
+
+// Seats of two decode instances may have the same number.
+TEST_F(RouterTest, AFailedHandOverToAnEarlierSeatGaveUpTheSeatOfNow) {
+  const RequestId id = seated();
+  token(prefill0, id, 0);
+  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::timeout), "lapsed"});
+  hand_over_failed(id, Code::not_found);  // nobody is seated
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  say(decode1, scope(id), wire::seat_granted{5, kvd});
+  ASSERT_TRUE(heard<wire::prefill_target>(prefill0));
+  hand_over_failed(id, Code::not_found);
+  EXPECT_EQ(count<wire::seat_release>(), 0);
+  hand_over_failed(id, Code::not_found, 5, decode1);
+  EXPECT_EQ(heard<wire::seat_release>(decode1)->seat, 5U);
   EXPECT_EQ(attempt(id), 1);
 }
 
@@ -817,8 +839,7 @@ TEST_F(RouterTest, ASeatBehindASlowLinkIsGivenUpForOneNextToThePages) {
   token(prefill0, id, 0);
   up(decode1);
   out.clear();
-  say(prefill0, scope(id),
-      wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  hand_over_failed(id, Code::timeout);
   EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
   ASSERT_TRUE(heard<wire::decode_seat>(decode1));
   EXPECT_EQ(attempt(id), 1);
@@ -830,8 +851,7 @@ TEST_F(RouterTest, WithoutSuchASeatThePromptIsReadAgainNearTheFirstOne) {
   lose(decode1);
   const RequestId id = seated();
   token(prefill0, id, 0);
-  say(prefill0, scope(id),
-      wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  hand_over_failed(id, Code::timeout);
   EXPECT_EQ(heard<wire::seat_release>(decode0)->seat, 5U);
   EXPECT_EQ(attempt(id), 2);
   matched(id, 0, 2);
@@ -850,8 +870,7 @@ TEST_F(RouterTest, WhereNobodyReadsNearTheSeatThePagesWaitForTheLink) {
   token(prefill0, id, 0);
   // More often than a request may have attempts.
   for (std::uint64_t seat = 6; seat < 12; ++seat) {
-    say(prefill0, scope(id),
-        wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+    hand_over_failed(id, Code::timeout, seat - 1);
     advance(milliseconds(50));
     ASSERT_TRUE(heard<wire::decode_seat>(decode0));
     say(decode0, scope(id), wire::seat_granted{seat, kvd});
@@ -879,8 +898,7 @@ TEST_F(RouterTest, ALostAnswerAboutTheHandOverStoppedARunningRequest) {
   const RequestId id = seated();
   token(prefill0, id, 0);
   say(decode0, scope(id), wire::decode_started{5, 4});
-  say(prefill0, scope(id),
-      wire::prefill_refused{1, static_cast<wire::U16>(Code::timeout), "hand-over failed"});
+  hand_over_failed(id, Code::timeout);
   EXPECT_EQ(count<wire::seat_release>(), 0);
   EXPECT_TRUE(heard<wire::request_stop>(prefill0));
   done(prefill0, id, Code::stale);
@@ -914,7 +932,10 @@ TEST_F(RouterTest, ATargetThatFindsNothingReenters) {
   ASSERT_TRUE(heard<wire::prefill_target>(prefill0));
   done(prefill0, id);
   EXPECT_EQ(attempt(id), 1);  // it may have been for this seat
-  say(prefill0, scope(id), wire::prefill_refused{0, static_cast<wire::U16>(Code::not_found), "not here"});
+  const auto not_found = static_cast<wire::U16>(Code::not_found);
+  say(prefill0, scope(id), wire::prefill_refused{0, not_found, "not here", 5, decode0});
+  EXPECT_EQ(attempt(id), 1);  // for the one before
+  say(prefill0, scope(id), wire::prefill_refused{0, not_found, "not here", 5, decode1});
   EXPECT_EQ(attempt(id), 2);
 }
 
