@@ -50,7 +50,7 @@ worker::FaultPlaces fault_places() {
 void count(daemon::Metrics& metrics, const worker::RankCore& rank, const daemon::Metrics::Labels& labels) {
   const auto& core = static_cast<const rank::PrefillCore&>(rank);
   metrics.counter_from(
-      "di_prefill_tokens_total", "Tokens whose KV was computed or swapped in",
+      "di_prefill_tokens_total", "Tokens whose KV was computed here; not those swapped in",
       [&core] { return core.tokens_computed(); }, labels);
   metrics.counter_from(
       "di_prefill_swapped_blocks_total", "Blocks swapped in from the arena",

@@ -57,6 +57,10 @@ Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> bl
     bytes.push_back(layout_->page_bytes(count));
     room += room_bytes(count);
   }
+  if (room > pool_->bytes_total() || blocks.size() > options_.slots_max) {
+    ++counters_.room_refused;
+    return Error{Code::invalid, 0, "more than the arena holds"};
+  }
   const std::uint64_t slots_left = options_.slots_max - pool_->slots_used() + evictable_.size();
   if (room > pool_->bytes_free() + evictable_bytes_ || blocks.size() > slots_left) {
     ++counters_.room_refused;

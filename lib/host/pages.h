@@ -112,7 +112,8 @@ class Pages {
   [[nodiscard]] const kv::Layout& layout() const { return *layout_; }
 
   // Slots for pages of so many blocks each, all or nothing; evicts what it must, and nothing when that
-  // would not be enough.  `state` is granted, filling or scratch.  Errors: busy, invalid (a count out of range).
+  // would not be enough.  `state` is granted, filling or scratch.  Errors: busy, invalid (a count out of range,
+  // or more than the whole arena holds).
   Result<std::vector<std::uint32_t>> take(std::span<const std::uint32_t> blocks, PageState state);
 
   // granted -> free.

@@ -12,6 +12,9 @@ constexpr Duration open_retry = milliseconds(50);
 constexpr Duration open_answer_wait = seconds(2);
 // For the answer to kv_handover, which takes as long as the pages do; to say it twice is harmless.
 constexpr Duration handed_answer_wait = seconds(2);
+// Requests that may be admitted before an earlier one for which the pool has no room yet: enough to keep the
+// engine busy meanwhile, and few, since each of them keeps the room that it takes for a while.
+constexpr std::uint32_t overtakers_max = 8;
 
 std::vector<wire::Span> spans_of(PrefillRequest& request, const engine::RowResult& row) {
   std::vector<wire::Span> spans = row.spans;
@@ -231,7 +234,14 @@ void PrefillCore::ask_open(Request& request, Instant now) {
 
 void PrefillCore::opened(Request& request, const wire::kv_opened& answer, Instant now) {
   if (answer.tag != request.open_tag) return;
-  if (answer.code != 0) {
+  const auto code = static_cast<Code>(answer.code);
+  if (code == Code::invalid || code == Code::unsupported) {
+    // To ask again would hear the same.
+    constexpr std::string_view why = "longer than the arena";
+    if (request.in_engine || request.admitting) return end(request.handle, code, std::string(why), now);
+    return refuse(request.handle, code, std::string(why), now);
+  }
+  if (code != Code::ok) {
     request.open_again = now + open_retry;
     return;
   }
@@ -260,6 +270,7 @@ void PrefillCore::ready_moved(Request& request, const wire::kv_ready& ready, Ins
 void PrefillCore::truncate(Request& request, std::uint32_t blocks, Instant now) {
   const std::uint32_t lost_until = request.cached_blocks;
   request.cached_blocks = blocks;
+  request.computed_tokens = blocks * description_.layout.block_tokens();
   if (blocks == 0) request.groups_wanted = 0;
   truncations_.emplace_back(request.sequence, blocks);
   open_pages(request, blocks, lost_until, false, now);
@@ -303,11 +314,16 @@ std::optional<Batch> PrefillCore::next_batch(Instant now) {
   truncations_.clear();
   std::uint32_t budget = options_.chunk_tokens;
   step_rows_.clear();
+  Request* passed = nullptr;  // the first for which there is no room
   for (auto& [handle, request] : requests_) {
     if (cancel_row(request, batch)) continue;
-    if (request.state == State::admitting && !request.admitting) {
+    const bool barred = passed != nullptr && passed->overtaken >= overtakers_max;
+    if (request.state == State::admitting && !request.admitting && !barred) {
       const std::uint32_t blocks = blocks_needed(request);
-      if (pool_taken_ + blocks <= description_.pool_blocks) {
+      if (pool_taken_ + blocks > description_.pool_blocks) {
+        if (passed == nullptr) passed = &request;
+      } else {
+        if (passed != nullptr) ++passed->overtaken;
         pool_taken_ += blocks;
         pool_by_request_.emplace(handle, blocks);
         request.admitting = true;
@@ -367,7 +383,7 @@ void PrefillCore::on_batch_done(BatchDone done, Instant now) {
   batch_back(done);
   for (const Admitted& answer : done.admitted) {
     Request* request =
-        admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message); });
+        admitted(answer, [&](const Error& error) { refuse(answer.handle, error.code, error.message, now); });
     if (request == nullptr) continue;
     request->admitting = false;
     request->state = State::running;
@@ -429,6 +445,8 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
   switch (row.state) {
     case engine::RowState::late:
       request.groups_wanted = row.late_group + 1;
+      // Said while the step was out, and by now nothing else may come.
+      if (request.failed_block < request.cached_blocks) truncate(request, request.failed_block, now);
       break;
     case engine::RowState::kv_failed:
       watch_.failed(request.handle);
@@ -486,6 +504,8 @@ void PrefillCore::advance_sealing(Request& request, Instant now) {
   request.in_engine = false;
   pool_taken_ -= pool_by_request_.at(request.handle);
   pool_by_request_.erase(request.handle);
+  // A stop that came while the last pages were copied: no batch carries its cancel any more.
+  if (request.cancel_asked) return end(request.handle, request.cancel_code, "stopped", now);
   if (request.finish != engine::Finish::none) return end(request.handle, Code::ok, "", now);
   request.state = State::waiting;
   if (request.target.has_value()) hand_over(request, now);
@@ -555,8 +575,10 @@ void PrefillCore::stop(Request& request, Code code, Instant now) {
   if (!request.in_engine && !request.admitting) end(request.handle, request.cancel_code, "stopped", now);
 }
 
-void PrefillCore::refuse(Handle handle, Code code, std::string reason) {
+void PrefillCore::refuse(Handle handle, Code code, std::string reason, Instant now) {
   Request& request = requests_.at(handle);
+  // It was to end, and does: who asked waits for that.
+  if (request.cancel_asked) return end(handle, request.cancel_code, "stopped", now);
   to_router(request,
             wire::prefill_refused{request.bind.bind, static_cast<wire::U16>(code), std::move(reason), 0, {}});
   forget(handle);
@@ -568,9 +590,12 @@ void PrefillCore::end(Handle handle, Code code, std::string reason, Instant now)
   done.leg = static_cast<wire::U8>(wire::Leg::prefill);
   done.code = static_cast<wire::U16>(code);
   done.next_index = request.bind.first_index + (request.has_token ? 1 : 0);
-  done.computed_tokens =
-      request.computed_tokens -
-      std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
+  // Until something is, computed_tokens is what the cache has promised.
+  if (request.computed_any) {
+    done.computed_tokens =
+        request.computed_tokens -
+        std::min(request.computed_tokens, request.swapped_blocks * description_.layout.block_tokens());
+  }
   done.reason = std::move(reason);
   tell_ending(request, std::move(done), now);
   forget(handle);
@@ -632,7 +657,7 @@ void PrefillCore::on_time(Instant now) {
   for (const auto& [handle, reason] : timed_out) {
     if (!requests_.contains(handle)) continue;
     if (requests_.at(handle).state == State::opening) {
-      refuse(handle, Code::busy, reason);
+      refuse(handle, Code::busy, reason, now);
     } else {
       end(handle, Code::timeout, reason, now);
     }

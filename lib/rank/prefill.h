@@ -4,10 +4,11 @@
 //
 // A request passes through these states; any other pair of state and event is dropped as late:
 //   fetching   kv_fetch was sent            -> opening at kv_fetching, cold after fetch_wait
-//   opening    kv_open was sent             -> admitting at kv_opened (busy: asked again until open_wait)
+//   opening    kv_open was sent             -> admitting at kv_opened (busy: asked again until open_wait;
+//                                              what would never fit: refused)
 //   admitting  waits for pool room          -> running when the engine took it
 //   running    chunks are computed          -> sealing when a token was chosen
-//   sealing    pages are exported, sealed   -> waiting, or the end when the token is final
+//   sealing    pages are exported, sealed   -> waiting, or the end when the token is final or a stop came
 //   waiting    no seat is known             -> handing at prefill_target; the end after `hold`
 //   handing    kv_handover was sent         -> the end at kv_handed, at the latest `hold` after its sending;
 //                                              a new target hands over again; said again without an answer
@@ -57,6 +58,7 @@ struct PrefillRequest : RankRequest {
   std::vector<wire::Span> untold;  // of choices between fetching and computing, a few
   bool admitting = false;          // an admission is in the batch that is out
   bool computed_any = false;
+  std::uint32_t overtaken = 0;  // admissions of later requests while it waits for room
   bool has_token = false;
   engine::TokenValue token;
   std::uint32_t index = 0;
@@ -94,6 +96,7 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   Status restore_costs(std::string_view text) override;
   [[nodiscard]] std::vector<Gauge> gauges() const override;
 
+  // Swapped-in ones are none of these.
   [[nodiscard]] std::uint64_t tokens_computed() const { return tokens_computed_; }
   [[nodiscard]] std::uint64_t blocks_swapped() const { return blocks_swapped_; }
   [[nodiscard]] double queue_us() const;
@@ -129,7 +132,7 @@ class PrefillCore final : public CoreOf<PrefillRequest> {
   void hand_over(Request& request, Instant now);
   void say_handover(Request& request, Instant now);
   void end(Handle handle, Code code, std::string reason, Instant now);
-  void refuse(Handle handle, Code code, std::string reason);
+  void refuse(Handle handle, Code code, std::string reason, Instant now);
   [[nodiscard]] std::uint32_t blocks_needed(const Request& request) const;
   [[nodiscard]] bool runnable(const Request& request, Instant now) const;
   [[nodiscard]] std::uint32_t known_tokens(const Request& request) const {

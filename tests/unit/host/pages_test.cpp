@@ -29,6 +29,8 @@ TEST_F(PagesTest, GrantsAreAllOrNothingAndComeBackWithTheRelease) {
   ASSERT_TRUE(opened);
   EXPECT_EQ(opened->code, static_cast<std::uint16_t>(Code::busy));
   EXPECT_TRUE(opened->slots.empty());
+  say(prefill, scope(2), wire::kv_open{{4, 4, 4, 4, 1}, 6});  // never, whoever lets go
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::invalid));
   say(prefill, scope(2), wire::kv_open{{5}, 6});
   EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::invalid));
   say(prefill, scope(2), wire::kv_open{{}, 6});

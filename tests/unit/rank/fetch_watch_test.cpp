@@ -134,6 +134,7 @@ TEST_F(ArbiterTest, TheBlocksOfAFetchThatDoesNotComeAreComputed) {
   EXPECT_EQ(core->watch().counters().given_up, 1u);
   done.step.rows.at(0).computed_tokens = 2;
   give();
+  EXPECT_EQ(core->tokens_computed(), 2u);
   const auto progress = heard<wire::prefill_progress>();
   ASSERT_TRUE(progress);
   ASSERT_EQ(progress->spans.size(), 1u);  // explain shows the wait

@@ -324,6 +324,47 @@ TEST_F(PrefillTest, AFailedBlockIsComputedInstead) {
   from_kvd(one, wire::kv_opened{0, open->tag, {slot(20, 2)}});
 }
 
+// What was promised and did not come counted as computed: the counter of tokens went back, which is four
+// thousand million forward, and the first chunk was cut short.
+TEST_F(PrefillTest, APromiseThatIsNotKeptIsNoComputedToken) {
+  run(one, 18, 4);
+  const double promised_us = core->queue_us();
+  ready(one, 1, 2);
+  EXPECT_GT(core->queue_us(), promised_us);
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->plan.rows.size(), 1U);
+  EXPECT_EQ(batch->plan.rows[0].tokens, 10U);  // of 18, eight are cached
+  done.step.rows[0].computed_tokens = 12;
+  done.step.rows[0].swapped_blocks = 2;
+  give();
+  EXPECT_EQ(core->tokens_computed(), 4U);
+}
+
+TEST_F(PrefillTest, NothingIsComputedBeforeTheFirstStep) {
+  run(one, 18, 4);
+  from_router(one, wire::request_stop{6});
+  ASSERT_TRUE(take());
+  give();
+  const auto ended = heard<wire::request_done>();
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->computed_tokens, 0U);
+}
+
+// The step was late for a group of a block of which it was said meanwhile that it will not come.
+TEST_F(PrefillTest, AFailureDuringALateStepWasForgotten) {
+  run(one, 18, 4);
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  ready(one, 1, 2);
+  EXPECT_FALSE(heard<wire::kv_open>());
+  done.step.rows[0].state = engine::RowState::late;
+  done.step.rows[0].late_group = 1;
+  give();
+  EXPECT_EQ(heard<wire::kv_open>()->page_blocks, (std::vector<std::uint32_t>{2}));
+  ASSERT_TRUE(take());
+  EXPECT_EQ(batch->truncations, (std::vector<std::pair<engine::SequenceId, std::uint32_t>>{{100, 2}}));
+}
+
 TEST_F(PrefillTest, AFailureInTheStepTruncatesTheSame) {
   run(one, 18, 4);
   ready(one, 1);
@@ -388,6 +429,24 @@ TEST_F(PrefillTest, NoRoomIsAskedAgainAndThenRefused) {
   expect_nothing_held();
 }
 
+TEST_F(PrefillTest, WhatTheArenaNeverHoldsWasAskedForAgainAndAgain) {
+  for (const Code code : {Code::invalid, Code::unsupported}) {
+    from_router(one, bind_of(18));
+    from_kvd(one, wire::kv_opened{static_cast<wire::U16>(code), heard<wire::kv_open>()->tag, {}});
+    const auto refused = heard<wire::prefill_refused>();
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->code, static_cast<wire::U16>(code));
+    EXPECT_EQ(refused->seat, 0U);
+    advance(seconds(1));
+    EXPECT_FALSE(heard<wire::kv_open>());
+    expect_nothing_held();
+  }
+  run(two, 18, 4);
+  ready(two, 1, 2);
+  from_kvd(two, wire::kv_opened{static_cast<wire::U16>(Code::invalid), heard<wire::kv_open>()->tag, {}});
+  expect_end(Code::invalid);
+}
+
 TEST_F(PrefillTest, NoRoomForWhatFailedEndsARunningRequest) {
   run(one, 18, 4);
   ready(one, 1, 2);
@@ -415,6 +474,43 @@ TEST_F(PrefillTest, AdmissionWaitsForPoolRoom) {
   ASSERT_TRUE(take());
   EXPECT_EQ(batch->releases.size(), 1U);
   EXPECT_EQ(batch->admissions.size(), 1U);  // in one batch: releases go first
+}
+
+// A large prompt waited for room for as long as smaller ones came.
+TEST_F(PrefillTest, AWaitingRequestIsOvertakenAFewTimesOnly) {
+  PrefillCore::Options options;
+  options.requests_max = 64;
+  begin(options);
+  run(test_scope(1), 82);                   // 21 blocks of 40
+  from_router(test_scope(2), bind_of(98));  // 25 blocks
+  grant(test_scope(2));
+  std::uint32_t overtakers = 0;
+  for (std::uint32_t i = 3; i < 40; ++i) {
+    from_router(test_scope(i), bind_of(18));
+    grant(test_scope(i));
+    if (!take()) continue;
+    overtakers += static_cast<std::uint32_t>(batch->admissions.size());
+    give();
+    from_router(test_scope(i), wire::request_kill{});
+  }
+  EXPECT_EQ(overtakers, 8U);
+  from_router(test_scope(1), wire::request_kill{});
+  ASSERT_TRUE(take());
+  ASSERT_FALSE(batch->admissions.empty());
+  EXPECT_EQ(batch->admissions[0].spec.tokens.size(), 98U);
+}
+
+TEST_F(PrefillTest, AStopDuringAnAdmissionThatIsRefusedIsAnsweredWithTheEnd) {
+  from_router(one, bind_of(18));
+  grant(one);
+  ASSERT_TRUE(take());
+  from_router(one, wire::request_stop{static_cast<wire::U16>(Code::cancelled)});
+  done.admitted[0].sequence = Error{Code::busy, 0, "no"};
+  give();
+  EXPECT_FALSE(heard<wire::prefill_refused>());
+  expect_end(Code::cancelled);
+  acknowledge(one);
+  expect_nothing_held();
 }
 
 TEST_F(PrefillTest, AnEngineThatRefusesIsAnswered) {
@@ -595,6 +691,21 @@ TEST_F(PrefillTest, StopEndsEachState) {
   for (std::uint32_t i = 1; i <= 8; ++i) acknowledge(test_scope(i));
   from_router(one, stop);  // over already: answered, not kept
   EXPECT_EQ(heard<wire::request_done>()->code, static_cast<wire::U16>(Code::not_found));
+  expect_nothing_held();
+}
+
+// Nobody carried its cancel: it kept its place for the hold, or was handed over.
+TEST_F(PrefillTest, AStopWhileTheLastPagesWereCopiedWasLost) {
+  choose(one, 18);
+  from_router(one, target_of(6));
+  ASSERT_TRUE(take());
+  ASSERT_EQ(batch->exports.size(), 2U);
+  from_router(one, wire::request_stop{static_cast<wire::U16>(Code::stale)});
+  EXPECT_FALSE(heard<wire::request_done>());
+  give();
+  EXPECT_FALSE(heard<wire::kv_handover>());
+  expect_end(Code::stale);
+  acknowledge(one);
   expect_nothing_held();
 }
 
