@@ -52,10 +52,6 @@ Result<OpId> Verbs::submit(const Peer& to, bool write, TransferId transfer, cons
   ops_.emplace(id, std::move(op));
   link->wanted_at = now();
   arm_sweep();
-  if (link->state == State::up && link->under_way_bytes == 0 && !link->waits()) {
-    const std::optional<Instant>& renew_at = link->connection->renew_at;
-    if (renew_at && *renew_at <= now()) close(*link->connection);
-  }
   if (link->state != State::up && link->failures > 0) {
     fail_op(id, Code::unreachable);
     return id;
@@ -238,8 +234,9 @@ bool Verbs::schedule() {
       const Link& link = *ring_[at];
       if (link.waiting[cls].empty() || link.state != State::up) continue;
       heads[cls].backlog = true;
-      if (!may_send(link)) continue;
-      heads[cls].bytes = unit_bytes(link, ops_.at(link.waiting[cls].front()));
+      const Op& head = ops_.at(link.waiting[cls].front());
+      if (!may_send(link) || (head.next == 0 && renews(link))) continue;
+      heads[cls].bytes = unit_bytes(link, head);
       from[cls] = at;
     }
   }
@@ -292,12 +289,31 @@ bool Verbs::ask(Link& link, Lane& lane, OpId id, std::uint32_t bytes) {
 void Verbs::pump() {
   while (schedule()) {
   }
+  renew();
   const Instant ready = budget_.ready_at(now());
   if (ready > now()) {
     const bool waits = std::any_of(ring_.begin(), ring_.end(), [](const Link* link) {
       return link->state == State::up && link->waits();
     });
     if (waits) budget_timer_.start_at(ready);
+  }
+}
+
+// Another connection would have a rail that this one does without, as far as is known here.
+bool Verbs::renews(const Link& link) const {
+  if (link.state != State::up || !link.connection->renew_at || *link.connection->renew_at > now())
+    return false;
+  return rails_for(link).size() > link.connection->lanes.size();
+}
+
+// Operations that had begun are through with the connection; those that wait go over the next.
+void Verbs::renew() {
+  for (Link* link : ring_) {
+    if (!link->waits() || link->under_way_bytes > 0 || !renews(*link)) continue;
+    const bool begun = std::any_of(link->waiting.begin(), link->waiting.end(), [this](const auto& waiting) {
+      return !waiting.empty() && ops_.at(waiting.front()).next > 0;
+    });
+    if (!begun) close(*link->connection);
   }
 }
 

@@ -166,8 +166,8 @@ struct Connection {
   Bytes said;
   Bytes heard;
   std::vector<std::unique_ptr<Lane>> lanes;
-  // Of a dialled one with fewer lanes than both sides have rails: from then on another is tried instead, when
-  // nothing is under way.
+  // Of a dialled one with fewer lanes than both sides have rails: from then on no operation begins here, and when
+  // those that have are done it is given up for another.
   std::optional<Instant> renew_at;
   std::vector<VerbsMemory> memories;  // of the other side, when it asks
 };
@@ -277,6 +277,8 @@ class Verbs final : public VerbsFabric {
   [[nodiscard]] std::uint64_t unit_bytes(const Link& link, const Op& op) const;
   bool schedule();
   bool ask(Link& link, Lane& lane, OpId id, std::uint32_t bytes);
+  [[nodiscard]] bool renews(const Link& link) const;
+  void renew();
   void pump();
   void pump_later();
   void measure(Link& link, std::uint64_t bytes);

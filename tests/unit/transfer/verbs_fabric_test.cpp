@@ -285,6 +285,35 @@ TEST_F(VerbsFabricTest, rail_that_is_down_at_the_start_is_taken_in_later) {
   EXPECT_EQ(a.fabric->counters().dials, 2u) << "both were there";
 }
 
+TEST_F(VerbsFabricTest, link_that_is_never_idle_takes_in_a_rail_all_the_same) {
+  softverbs::set_port(1, false);
+  start_both([](VerbsFabricOptions& options) {
+    two_rails(options);
+    options.rail_rest = milliseconds(20);
+  });
+  const Bytes bytes(256 << 10, std::byte{2});  // four units each
+  std::vector<OpId> ops;
+  for (int i = 0; i < 4; ++i) ops.push_back(write(bytes));
+  std::size_t done = 0;
+  const auto go_on = [&] {
+    for (; done + 3 < ops.size() && a.is_done(ops[done]); ++done) ops.push_back(write(bytes));
+  };
+  ASSERT_TRUE(until([&] {
+    go_on();
+    return done > 3;
+  }));
+  softverbs::set_port(1, true);
+  EXPECT_TRUE(until([&] {
+    go_on();
+    return a.fabric->counters().dials == 2;
+  }));
+  for (const OpId op : ops) ASSERT_EQ(finished(op), Code::ok);
+  softverbs::set_port(0, false);
+  turn();
+  EXPECT_EQ(finished(write(bytes)), Code::ok);
+  EXPECT_EQ(a.fabric->counters().dials, 2u) << "both were there";
+}
+
 TEST_F(VerbsFabricTest, rail_that_is_down_on_the_other_side_is_not_joined) {
   start_both([](VerbsFabricOptions& options) {
     options.rails.push_back({options.self.instance == "di-kvd.b" ? "softverbs1" : "softverbs0", 1, 0});
