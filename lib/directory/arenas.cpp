@@ -94,15 +94,18 @@ bool Arenas::delta(const Holder& holder, const wire::meta_arena_delta& message) 
     for (const wire::ArenaPage& page : message.added) add(number, *host, page);
     host->seq = message.seq;
     host->complete = true;
-    host->resync_asked = false;
+    host->resync_in = 0;
     return false;
   }
   if (message.seq <= host->seq) return false;  // seen already
   const bool next = message.seq == host->seq + 1 && (host->complete || host->seq == 0);
   if (!next) {
     host->complete = false;
-    if (host->resync_asked) return false;
-    host->resync_asked = true;
+    if (host->resync_in > 0) {
+      --host->resync_in;
+      return false;
+    }
+    host->resync_in = resync_again;
     ++counters_.gaps;
     return true;
   }

@@ -16,6 +16,9 @@
 
 namespace di::directory {
 
+// A host that was asked for a snapshot and goes on without is asked again after so many reports.
+inline constexpr std::uint64_t resync_again = 64;
+
 class Arenas {
  public:
   struct Options {
@@ -30,8 +33,8 @@ class Arenas {
     std::string instance;
     std::uint32_t generation = 0;
     std::uint64_t seq = 0;
-    bool complete = false;  // attached and no gap
-    bool resync_asked = false;
+    bool complete = false;        // attached and no gap
+    std::uint64_t resync_in = 0;  // reports, until a snapshot is asked for; while not complete
     std::map<std::uint64_t, std::uint32_t> pages;  // the host's number -> slot
     std::uint64_t blocks = 0;
   };

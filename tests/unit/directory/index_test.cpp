@@ -334,6 +334,16 @@ TEST_F(IndexTest, ArenaDeltasCountOnceAndGapsResync) {
   EXPECT_EQ(index->blocks(), 0U);
 }
 
+TEST_F(IndexTest, AHostThatDidNotHearTheQuestionForASnapshotIsAskedAgain) {
+  ASSERT_TRUE(index->arena_delta(host0, {4, false, {arena_page(2, 1, 3, 1)}, {}}));
+  std::uint64_t seq = 5;
+  while (seq < 1000 && !index->arena_delta(host0, {seq, false, {}, {}})) ++seq;
+  EXPECT_EQ(seq, 5 + resync_again);
+  EXPECT_FALSE(index->arena_delta(host0, {seq + 1, true, {arena_page(3, 1, 0, 1)}, {}}));
+  EXPECT_EQ(hit(1, 5), 1U);
+  EXPECT_TRUE(index->arena_delta(host0, {seq + 3, false, {}, {}})) << "the next gap is no repetition";
+}
+
 TEST_F(IndexTest, FirstDeltaAfterARestartOfTheDirectoryIsAGap) {
   EXPECT_TRUE(index->arena_delta(host0, {57, false, {arena_page(1, 1, 0, 3)}, {}}));
   EXPECT_EQ(index->blocks(), 0U);
