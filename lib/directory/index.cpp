@@ -89,10 +89,14 @@ const Key& Index::key_of(BlockRef ref) const {
 // ---- What can be read --------------------------------------------------------------------------
 
 bool Index::can_read(const StripeColumn& column) const {
+  return stores_[column.store].up && !on_failed_volume(column);
+}
+
+bool Index::on_failed_volume(const StripeColumn& column) const {
   const Store& store = stores_[column.store];
-  if (!store.up || !store.some_failed) return store.up;
+  if (!store.some_failed) return false;
   const auto volume = store.volumes.find(column.volume);
-  return volume == store.volumes.end() || volume->second.state != volume_failed;
+  return volume != store.volumes.end() && volume->second.state == volume_failed;
 }
 
 Index::Redundancy Index::redundancy() const {
@@ -236,7 +240,7 @@ void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Ins
   std::uint32_t number = 0;
   Store* store = store_of(holder, &number);
   if (store == nullptr || message.volumes.size() > volumes_max) return;
-  bool failed = false;
+  bool fails = false;
   std::set<std::uint16_t> were_failed;
   // One that is not in the list is not there.
   for (auto& [volume, state] : store->volumes) {
@@ -253,11 +257,30 @@ void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Ins
   }
   for (const auto& [volume, state] : store->volumes) {
     if (state.state != volume_failed) continue;
-    failed = true;
+    fails = fails || !were_failed.contains(volume);
     placements_.replace({number, volume});
   }
   targets_changed(number);
-  if (failed || std::exchange(repairs_wait_for_stores_, false)) repair_now(now);
+  if (fails) forget_failed(now);
+  if (std::exchange(repairs_wait_for_stores_, false) || fails) repair_now(now);
+}
+
+void Index::forget_failed(Instant now) {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, slot] : stripes_.ids()) {
+    const auto columns = stripes_.at(slot).columns();
+    if (std::all_of(columns.begin(), columns.end(), [&](const auto& c) { return on_failed_volume(c); }))
+      ids.push_back(id);
+  }
+  for (const std::uint64_t id : ids) {
+    const std::uint32_t slot = stripes_.find(id);
+    // Nothing is freed there: what the volume has is of use when it is opened anew.
+    while (!stripes_.at(slot).columns().empty()) {
+      column_remove(slot, stripes_.at(slot).columns().back().column);
+    }
+    ++counters_.stripes_lost;
+    drop(slot, now);
+  }
 }
 
 // The store's volumes, as they are now, for the placements.
@@ -659,7 +682,7 @@ bool Index::restore(const StripeRow& row, Instant now) {
     if (options_.record_changes) changed_.insert(row.id);
     return false;
   };
-  if (row.id == 0 || row.id > stripe_id_max || !pages_valid(row.pages)) return refuse();
+  if (!id_valid(row.id) || !pages_valid(row.pages)) return refuse();
   const auto form = StripeForm::of_code(row.code, row.pages);
   std::size_t keys = 0;
   for (const wire::PutPage& page : row.pages) keys += page.keys.size();
@@ -682,6 +705,7 @@ bool Index::restore(const StripeRow& row, Instant now) {
   restoring_ = true;
   Stripe stripe({row.id, row.fingerprint, row.tenant}, row.pages, *form, row.code.crcs);
   stripe.born_s = born_s;
+  stripe.set_recorded();
   const std::uint32_t slot = publish(std::move(stripe), kv::Evictor::item_none, now);
   for (const StripeColumn& column : columns) column_add(slot, column);
   restoring_ = false;
@@ -702,7 +726,8 @@ std::vector<StripeChange> Index::take_changes(std::size_t count) {
     const std::uint32_t slot = stripes_.find(id);
     out.push_back({id, std::nullopt});
     if (slot == none) continue;
-    const Stripe& stripe = stripes_.at(slot);
+    Stripe& stripe = stripes_.at(slot);
+    stripe.set_recorded();
     StripeRow row{.id = id,
                   .fingerprint = stripe.fingerprint(),
                   .tenant = stripe.tenant(),

@@ -17,6 +17,7 @@
 //   open       put_abort, 30 s, holder lost                  (none), freed after a grace
 //   committed  a column is corrupt, or its store has it not  committed and queued for repair, while enough
 //                                                            distinct columns are left; else (none), freed
+//   committed  every column is on volumes that failed         (none), not freed: they may be opened anew
 //   committed  evicted                                       (none), freed when no lease holds it
 //   adopted    adopt_grace, and every store that is up has   committed with the columns it has, or freed when
 //              told what it holds                            they are too few
@@ -114,6 +115,9 @@ inline constexpr std::size_t repair_scan_stripes = 4096;
 inline constexpr Duration repair_scan_pause = milliseconds(10);
 // A store that was asked what it holds and has not told all of it by then is asked again next time.
 inline constexpr Duration reconcile_wait = seconds(600);
+// Stripes of a run so far above this one's are nobody's: the catalogue may have been lost, and the count with it, but
+// one number near the end of them all would leave none for new stripes.
+inline constexpr std::uint64_t runs_ahead_max = std::uint64_t{1} << 20;
 // Draws for one stripe to cross-check, until one can be.
 inline constexpr int cross_check_draws = 16;
 
@@ -303,7 +307,8 @@ class Index final : private BlockMap::Keys {
   bool restore(const StripeRow& row, Instant now);
   // store_leaves for one that may come later.
   void restore_leaving(const std::string& instance, Instant now);
-  // What is to be written to the catalogue, at most `count`, with record_changes.
+  // What is to be written to the catalogue, at most `count`, with record_changes.  While nobody takes it, it stays
+  // within the stripes that are there and the rows that the catalogue has.
   [[nodiscard]] std::vector<StripeChange> take_changes(std::size_t count);
   [[nodiscard]] std::size_t changes() const { return changed_.size(); }
 
@@ -437,6 +442,9 @@ class Index final : private BlockMap::Keys {
   void column_add(std::uint32_t slot, const StripeColumn& column);
   void column_remove(std::uint32_t slot, std::uint32_t column);
   void abandon(const OpenPut& put, std::span<const std::uint32_t> failed, Instant free_at);
+  [[nodiscard]] bool id_valid(std::uint64_t id) const {
+    return id != 0 && id <= stripe_id_max && (id >> 32) <= options_.run + runs_ahead_max;
+  }
   [[nodiscard]] std::uint32_t wall_s(Instant now) const;
   // When the stripe was committed, at the earliest.
   [[nodiscard]] std::uint32_t born_not_before(std::uint64_t id, Instant now) const;
@@ -480,6 +488,9 @@ class Index final : private BlockMap::Keys {
   // It has told all that it holds.
   void reconciled(std::uint32_t number, Instant now);
 
+  [[nodiscard]] bool on_failed_volume(const StripeColumn& column) const;
+  // Stripes of which every column is on such volumes: their inventories bring them back, should they be opened anew.
+  void forget_failed(Instant now);
   [[nodiscard]] bool is_lost(const StripeColumn& column) const;
   // Has a column on a store that is emptied.
   [[nodiscard]] bool leaves(const Stripe& stripe) const;

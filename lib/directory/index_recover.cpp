@@ -23,10 +23,7 @@ std::uint16_t wire_code(Code code) {
 
 bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant now) {
   Store& store = stores_[number];
-  if (shard.stripe == 0 || shard.stripe > stripe_id_max || shard.volume >= volumes_max ||
-      !pages_valid(shard.pages)) {
-    return true;
-  }
+  if (!id_valid(shard.stripe) || shard.volume >= volumes_max || !pages_valid(shard.pages)) return true;
   const auto form = StripeForm::of_code(shard.code, shard.pages);
   if (!form || !form->is_stored(shard.column)) return true;
   if (frees_.pending(number, shard.stripe, shard.column)) return false;  // on its way out
@@ -258,9 +255,7 @@ void Index::read_failed(const wire::meta_read_failed& message, Instant now) {
 // It can still be read, perhaps; it is to be made anew elsewhere.
 bool Index::is_lost(const StripeColumn& column) const {
   const Store& store = stores_[column.store];
-  if (store.gone || store.leaves) return true;
-  const auto volume = store.volumes.find(column.volume);
-  return volume != store.volumes.end() && volume->second.state == volume_failed;
+  return store.gone || store.leaves || on_failed_volume(column);
 }
 
 std::vector<std::uint16_t> Index::lost_columns(const Stripe& stripe) const {

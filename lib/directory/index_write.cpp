@@ -257,6 +257,8 @@ std::uint32_t Index::publish(Stripe stripe, kv::Evictor::Item item, Instant now)
   stripe.published = next_published_++;
   stripe.used_at = now;
   if (stripe.born_s == 0) stripe.born_s = wall_s(now);
+  // The end of one of the same number is still to be written: there is a row.
+  if (changed_.contains(stripe.id())) stripe.set_recorded();
   if (item == kv::Evictor::item_none) {
     kv::Evictor::Spec spec{.id = stripe.id(),
                            .key = BlockMap::hash_of(stripe.keys().front()),
@@ -335,6 +337,8 @@ void Index::drop(std::uint32_t slot, Instant free_at) {
     adopting_since_.erase(since);
   }
   repairs_.drop(id);
+  // What the catalogue has not heard of need not be taken out of it: such would pile up while it cannot be written.
+  if (!stripe.recorded()) changed_.erase(id);
   stripes_.erase(slot);
 }
 

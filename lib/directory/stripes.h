@@ -166,6 +166,10 @@ class Stripe {
   kv::Evictor::Item item = kv::Evictor::item_none;
   std::uint32_t born_s = 0;  // as in its row
 
+  // The catalogue has a row of it, or is being given one.
+  [[nodiscard]] bool recorded() const { return recorded_; }
+  void set_recorded() { recorded_ = true; }
+
  private:
   struct PageHead {
     std::uint64_t bytes;
@@ -185,6 +189,7 @@ class Stripe {
   std::uint32_t blocks_ = 0;
   std::uint32_t crcs_ = 0;
   std::uint16_t columns_ = 0;  // present
+  bool recorded_ = false;
   // PageHead[pages], StripeColumn[columns_stored()], checksums, Key[blocks].
   std::unique_ptr<std::byte[]> body_;
 };

@@ -1,4 +1,4 @@
-// How old stripes are, and by whom it is known.
+// How old stripes are, by whom it is known, and what is remembered of those that are gone.
 #include "tests/unit/directory/stripe_fixture.h"
 
 namespace di::directory {
@@ -171,6 +171,95 @@ TEST_F(LifeTest, ARowWithoutATimeIsAsOldAsItsNumberCanBe) {
   EXPECT_EQ(index->stripes(), 1U);
   step(202);
   EXPECT_EQ(index->stripes(), 0U);
+}
+
+// ---- What is to be written ---------------------------------------------------------------------
+
+TEST_F(StripeTest, WhatTheCatalogueNeverHeardOfIsNotTakenOutOfIt) {
+  start(6, {.placement = {{4, 2}, false}, .record_changes = true});
+  const auto first = put(1, 0, 4);
+  ASSERT_EQ(index->take_changes(10).size(), 1U);
+  // Now nobody takes any.
+  for (int chain = 2; chain < 100; ++chain) {
+    EXPECT_TRUE(index->drop_stripe(put(chain, 0, 4).stripe, at_s(2)));
+    step(2);
+  }
+  EXPECT_EQ(index->changes(), 0U);
+  EXPECT_TRUE(index->drop_stripe(first.stripe, at_s(2)));
+  EXPECT_EQ(index->changes(), 1U);
+  const auto changes = index->take_changes(10);
+  ASSERT_EQ(changes.size(), 1U);
+  EXPECT_EQ(changes[0].id, first.stripe);
+  EXPECT_FALSE(changes[0].row);
+}
+
+TEST_F(StripeTest, AStripeThatComesBackBeforeItsEndIsWrittenStillHasARow) {
+  start(1, {.placement = {{1, 0}, false}, .record_changes = true});
+  const auto first = put(1, 0, 1);
+  ASSERT_EQ(index->take_changes(10).size(), 1U);
+  index->volumes(store(0), {{{0, volume_failed, 1 << 20, 1 << 20}}}, at_s(2));
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->changes(), 1U);
+  comes(0, 3, 2);
+  EXPECT_EQ(index->stripes(), 1U);
+  EXPECT_TRUE(index->drop_stripe(first.stripe, at_s(4)));
+  const auto changes = index->take_changes(10);
+  ASSERT_EQ(changes.size(), 1U);
+  EXPECT_FALSE(changes[0].row);
+}
+
+// ---- Numbers -----------------------------------------------------------------------------------
+
+TEST_F(StripeTest, ANumberNearTheEndOfThemAllIsNobodys) {
+  const auto opened = put(1, 0, 4);
+  const auto& disk = disks[opened.columns[0].instance];
+  wire::ShardRecord stray = disk.begin()->second;
+  stray.pages = pages(9, 0, 4);
+  const int n = number_of(opened.columns[0]);
+  for (const std::uint64_t id : {stripe_id_max, (runs_ahead_max + 2) << 32}) {
+    stray.stripe = id;
+    disks[store(n).instance][{id, stray.column}] = stray;
+  }
+  stray.stripe = (std::uint64_t{5000} << 32) + 7;  // of a catalogue that was lost
+  stray.pages = pages(8, 0, 4);
+  disks[store(n).instance][{stray.stripe, stray.column}] = stray;
+  comes(n, 200, 2);
+  EXPECT_EQ(index->counters().stripes_adopted, 1U);
+  step(201);
+  EXPECT_EQ(disks[store(n).instance].count({stripe_id_max, stray.column}), 0U);
+  EXPECT_EQ(put(2, 0, 4, 202).stripe, stray.stripe + 1);
+  StripeRow row;
+  row.id = stripe_id_max;
+  row.pages = pages(7, 0, 1);
+  row.columns = {{store(0).instance, 0, 0}};
+  EXPECT_FALSE(index->restore(row, at_s(203)));
+}
+
+// ---- A volume that fails -----------------------------------------------------------------------
+
+TEST_F(StripeTest, WhatOnlyAFailedVolumeHadCountsAgainstNobody) {
+  start(2, {.placement = {{1, 0}, false}});
+  tenant = 7;
+  std::vector<int> of(2);
+  for (int chain = 1; chain <= 20; ++chain)
+    ++of[static_cast<std::size_t>(number_of(put(chain, 0, 1).columns[0]))];
+  ASSERT_GT(of[0], 0);
+  ASSERT_GT(of[1], 0);
+  const auto one = static_cast<std::uint64_t>(of[1]);
+  index->volumes(store(0), {{{0, volume_failed, std::uint64_t{1} << 40, 0}}}, at_s(2));
+  EXPECT_EQ(held(),
+            (std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>>{{7, {one * page_bytes, one}}}));
+  EXPECT_EQ(index->stripes(), one);
+  EXPECT_EQ(index->pending_frees(), 0U) << "what it has is of use should it be opened anew";
+  // Said again, nothing more happens.
+  index->volumes(store(0), {{{0, volume_failed, std::uint64_t{1} << 40, 0}}}, at_s(3));
+  EXPECT_EQ(index->stripes(), one);
+  index->volumes(store(0), {{{0, 0, std::uint64_t{1} << 40, 0}}}, at_s(4));
+  wire::meta_inventory message{0, true, {}};
+  for (const auto& [id, shard] : disks[store(0).instance]) message.shards.push_back(shard);
+  ASSERT_TRUE(index->inventory(store(0), message, at_s(5)));
+  EXPECT_EQ(index->stripes(), 20U);
+  EXPECT_EQ(held()[7].second, 20U);
 }
 
 }  // namespace
