@@ -295,7 +295,13 @@ void Index::targets_changed(std::uint32_t number) {
     more = more || (usable && !placements_.usable(target));
     placements_.set(target, {store.labels, usable, state.bytes_total, state.spent});
   }
-  if (more) repairs_.hurry();  // there may be a place now for what waits for one
+  if (more) {  // there may be a place now for what waits for one
+    repairs_.hurry();
+    if (std::exchange(repairs_wait_for_places_, false)) {
+      scan_after_ = 0;
+      scan_at_ = Instant{};
+    }
+  }
   capacity_changed();
 }
 

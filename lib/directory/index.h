@@ -113,6 +113,10 @@ inline constexpr std::uint64_t capacity_unknown = std::uint64_t{1} << 62;
 // Stripes looked at in one step for what has to be repaired, and the pause before the next.
 inline constexpr std::size_t repair_scan_stripes = 4096;
 inline constexpr Duration repair_scan_pause = milliseconds(10);
+// Stripes for which a place is looked for in one step, and how much later those are looked at again that were passed
+// over without one, when no other volume takes columns meanwhile.
+inline constexpr int repair_tries_max = 256;
+inline constexpr Duration repair_look_again = seconds(600);
 // A store that was asked what it holds and has not told all of it by then is asked again next time.
 inline constexpr Duration reconcile_wait = seconds(600);
 // Stripes of a run so far above this one's are nobody's: the catalogue may have been lost, and the count with it, but
@@ -497,6 +501,8 @@ class Index final : private BlockMap::Keys {
   [[nodiscard]] std::vector<std::uint16_t> lost_columns(const Stripe& stripe) const;
   void consider_repair(std::uint32_t slot, Instant now);
   void scan_for_repairs(Instant now);
+  // There is no place for its columns, or no host.
+  void put_off_repair(std::uint64_t id, Instant now);
   // The host with the fewest repairs; among equals they take turns.
   [[nodiscard]] std::optional<Holder> repair_host();
   [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
@@ -529,6 +535,7 @@ class Index final : private BlockMap::Keys {
   std::map<std::uint64_t, Instant> adopting_since_;
   std::uint64_t scan_after_ = 0;  // stripe id
   Instant scan_at_ = instant_never;
+  bool repairs_wait_for_places_ = false;  // one without a place was passed over
   std::set<std::uint64_t> changed_;
   bool restoring_ = false;
   std::size_t next_repair_host_ = 0;

@@ -206,10 +206,11 @@ std::optional<Index::Question> Index::reconcile(Instant now) {
 }
 
 void Index::settle_adoptions(Instant now) {
+  if (adopting_.empty() || adopting_.begin()->first > now) return;
+  const bool told = std::all_of(stores_.begin(), stores_.end(),
+                                [](const Store& store) { return !store.up || store.complete; });
   while (!adopting_.empty() && adopting_.begin()->first <= now) {
     const std::uint64_t id = adopting_.begin()->second;
-    const bool told = std::all_of(stores_.begin(), stores_.end(),
-                                  [](const Store& store) { return !store.up || store.complete; });
     adopting_.erase(adopting_.begin());
     if (!told) {
       adopting_since_.at(id) = now + options_.adopt_grace;
@@ -297,6 +298,7 @@ void Index::repair_now(Instant now) {
 }
 
 void Index::scan_for_repairs(Instant now) {
+  if (scan_after_ == 0) repairs_wait_for_places_ = false;  // they are all looked at again
   auto at = stripes_.ids().upper_bound(scan_after_);
   for (std::size_t i = 0; i < repair_scan_stripes && at != stripes_.ids().end(); ++i, ++at) {
     if (repairs_.full()) {
@@ -306,7 +308,23 @@ void Index::scan_for_repairs(Instant now) {
     scan_after_ = at->first;
     consider_repair(at->second, now);
   }
-  scan_at_ = at == stripes_.ids().end() ? instant_never : now + repair_scan_pause;
+  if (at != stripes_.ids().end()) {
+    scan_at_ = now + repair_scan_pause;
+    return;
+  }
+  scan_at_ = instant_never;
+  // Something of a stripe may be on its way out where a column of it could be, and nobody says when it is gone.
+  if (!repairs_wait_for_places_) return;
+  scan_after_ = 0;
+  scan_at_ = now + repair_look_again;
+}
+
+void Index::put_off_repair(std::uint64_t id, Instant now) {
+  if (repairs_.put_off(id, now)) return;
+  repairs_wait_for_places_ = true;
+  if (scan_at_ != instant_never) return;
+  scan_after_ = 0;
+  scan_at_ = now + repair_look_again;
 }
 
 std::string Index::repairs_wait_for(const Redundancy& now_is, Instant now) const {
@@ -376,7 +394,9 @@ std::vector<Index::Repair> Index::repairs(Instant now) {
   std::vector<Repair> out;
   want_cross_check(now);
   repairs_.set_hosts(arenas_.numbers().size());
-  while (const auto id = repairs_.next(now)) {
+  for (int tries = 0; tries < repair_tries_max; ++tries) {
+    const auto id = repairs_.next(now);
+    if (!id) break;
     if (auto repair = start_repair(*id, now)) out.push_back(*std::move(repair));
   }
   return out;
@@ -422,7 +442,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
   }
   const std::optional<Holder> host = repair_host();
   if (!host) {
-    repairs_.put_off(id, now);
+    put_off_repair(id, now);
     return std::nullopt;
   }
   // Beside the columns that stay; not where something of this stripe is still to be freed.
@@ -449,7 +469,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
     bytes += running.aims.back().bytes;
   }
   if (running.aims.empty() && !cross_check) {
-    repairs_.put_off(id, now);
+    put_off_repair(id, now);
     return std::nullopt;
   }
   std::uint64_t longest = 0;
@@ -460,7 +480,7 @@ std::optional<Index::Repair> Index::start_repair(std::uint64_t id, Instant now) 
   running.host = *host;
   running.lease = leases_.take(running.host, RequestId{}, {id}, now);
   if (running.lease == 0) {
-    repairs_.put_off(id, now);
+    put_off_repair(id, now);
     return std::nullopt;
   }
   Repair out;

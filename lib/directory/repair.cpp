@@ -73,12 +73,17 @@ void RepairQueue::pause(std::uint64_t stripe, Waiting& entry, Instant now) {
   paused_.emplace(entry.not_before, stripe);
 }
 
-void RepairQueue::put_off(std::uint64_t stripe, Instant now) {
+bool RepairQueue::put_off(std::uint64_t stripe, Instant now) {
+  if (paused_.size() >= options_.waiting_max / 2) {
+    drop(stripe);
+    return false;
+  }
   Waiting& entry = waiting_.at(stripe);
   DI_ASSERT(!entry.paused);
   ready_.erase({entry.rank, entry.order, stripe});
   ++entry.attempts;
   pause(stripe, entry, now);
+  return true;
 }
 
 RepairQueue::Running RepairQueue::finish(std::uint64_t stripe, bool again, Instant now) {

@@ -4,6 +4,8 @@
 //   (none)     want                             waiting, by rank
 //   waiting    start                            running
 //   waiting    drop: it needs nothing any more  (none)
+//   waiting    put_off: there is no place for it            waiting, after a pause as below; (none) when half of
+//                                                           those that may wait are in one
 //   running    finish, all is well              (none)
 //   running    finish, or its host is lost, or no answer in repair_answer_max       waiting, after a pause
 //              that doubles from backoff_min to backoff_max
@@ -77,8 +79,8 @@ class RepairQueue {
   // The stripe to start with now; it stays in the queue until start(), put_off() or drop().
   [[nodiscard]] std::optional<std::uint64_t> next(Instant now);
   void start(std::uint64_t stripe, Running running, std::uint64_t bytes, Instant now);
-  // There is no place for it now.
-  void put_off(std::uint64_t stripe, Instant now);
+  // There is no place for it now.  False, and it is out: pauses may not fill the queue, where others have a place.
+  bool put_off(std::uint64_t stripe, Instant now);
   // Takes it out; `again`: it waits for another attempt.
   Running finish(std::uint64_t stripe, bool again, Instant now);
 

@@ -262,5 +262,39 @@ TEST_F(StripeTest, WhatOnlyAFailedVolumeHadCountsAgainstNobody) {
   EXPECT_EQ(held()[7].second, 20U);
 }
 
+// ---- Repairs without a place -------------------------------------------------------------------
+
+TEST_F(StripeTest, StripesWithoutAPlaceDoNotKeepOutThoseThatHaveOne) {
+  start(6, {.placement = {{4, 2}, false}, .repair_after = seconds(10), .repairs = {.waiting_max = 4}});
+  for (int chain = 1; chain <= 12; ++chain) put(chain, 0, 4);
+  // A page alone is three columns: there is a place for a fourth.
+  const auto small = put(20, 0, 1);
+  const int gone = number_of(small.columns[0]);
+  index->lost(store(gone), at_s(2));
+  bool made = false;
+  int s = 12;
+  for (; s < 60 && !made; ++s) {
+    step(s);
+    for (const Index::Repair& repair : index->repairs(at_s(s))) {
+      EXPECT_EQ(repair.message.stripe.stripe, small.stripe);
+      finish(repair, s);
+      made = true;
+    }
+    index->test_check();
+  }
+  EXPECT_TRUE(made);
+  // And as soon as a store comes.
+  comes(6, s);
+  std::set<std::uint64_t> repaired;
+  for (const int until = s + 20; s < until; ++s) {  // its budget lets one begin at a time
+    step(s);
+    for (const Index::Repair& repair : index->repairs(at_s(s))) {
+      repaired.insert(repair.message.stripe.stripe);
+      finish(repair, s);
+    }
+  }
+  EXPECT_EQ(repaired.size(), 12U);
+}
+
 }  // namespace
 }  // namespace di::directory

@@ -108,6 +108,19 @@ TEST_F(RepairTest, PausesDoubleAndEndWhenHurried) {
   EXPECT_EQ(queue.next(at_ms(now)), 1U);
 }
 
+TEST_F(RepairTest, HalfOfTheQueueIsForThoseThatHaveAPlace) {
+  for (std::uint64_t stripe = 1; stripe <= 4; ++stripe) EXPECT_TRUE(queue.want(stripe, {}));
+  for (const bool kept : {true, true, false, false}) {
+    const auto next = queue.next(at_ms(0));
+    ASSERT_TRUE(next);
+    EXPECT_EQ(queue.put_off(*next, at_ms(0)), kept);
+    queue.test_check();
+  }
+  EXPECT_EQ(queue.waiting(), 2U);
+  EXPECT_TRUE(queue.want(5, {}));
+  EXPECT_EQ(queue.next(at_ms(0)), 5U);
+}
+
 TEST_F(RepairTest, HostsThatSayNothingAreGivenUp) {
   EXPECT_TRUE(queue.want(1, {}));
   start(1, 0);
