@@ -72,7 +72,7 @@ Mount* Server::mount_of(std::uint16_t volume) const {
 }
 
 bool Server::has_place(std::size_t own, std::size_t used, std::size_t max) const {
-  return used < max && (mounts_.size() == 1 || own < max - used);
+  return used < max && (mounts_.size() == 1 || own < share_of_left * (max - used));
 }
 
 std::size_t Server::io_pending() const {

@@ -23,8 +23,9 @@
 // server_remote.cpp has what goes through the fabric, server_inventory.cpp the inventory.
 //
 // Bounds: volumes_max volumes; transfers_max reads and puts_max puts at a time, of them remote_max with a
-// buffer of a page, above that `busy`, and of several volumes none has more of these than are left, so that one whose
-// disk does not answer leaves the others theirs; remote_kept_bytes of such buffers that wait for the next; one inventory part.
+// buffer of a page, above that `busy`; of several volumes none has more of each than share_of_left times what is
+// left, so that disks which do not answer leave some to the others (one of them a fifth), and volumes that are well
+// hardly notice; remote_kept_bytes of such buffers that wait for the next; one inventory part.
 #pragma once
 
 #include <algorithm>
@@ -87,6 +88,7 @@ class Server {
   static constexpr Duration inventory_wait = seconds(10);
   static constexpr std::size_t volumes_max = 256;  // as many as di-meta takes from one node
   static constexpr std::size_t checks_max = 8;     // that wait
+  static constexpr std::size_t share_of_left = 4;
   // Puts during one inventory; it starts over with more.
   static constexpr std::size_t inventory_fresh_max = 65536;
 
