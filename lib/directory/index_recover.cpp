@@ -32,6 +32,8 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
   const StripeName name{shard.stripe, shard.fingerprint, shard.tenant};
   const StripeColumn found{number, shard.volume, shard.column, store.inventory};
   if (slot == none) {
+    // Forgotten with its volume, until that is opened anew; a failed one may still say what it has.
+    if (form->columns_stored() == 1 && on_failed_volume(found)) return false;
     if (!store.adopts) {
       ++counters_.reconciled_unknown;
       return true;

@@ -254,10 +254,22 @@ TEST_F(StripeTest, WhatOnlyAFailedVolumeHadCountsAgainstNobody) {
   // Said again, nothing more happens.
   index->volumes(store(0), {{{0, volume_failed, std::uint64_t{1} << 40, 0}}}, at_s(3));
   EXPECT_EQ(index->stripes(), one);
-  index->volumes(store(0), {{{0, 0, std::uint64_t{1} << 40, 0}}}, at_s(4));
+  // It can still say what it has, when it is asked and when it comes anew: neither freed nor taken.
   wire::meta_inventory message{0, true, {}};
   for (const auto& [id, shard] : disks[store(0).instance]) message.shards.push_back(shard);
-  ASSERT_TRUE(index->inventory(store(0), message, at_s(5)));
+  for (const bool anew : {false, true}) {
+    if (anew) {
+      ASSERT_TRUE(index->store_up(store(0), at_s(200), {"h0", "", ""}));
+      index->volumes(store(0), {{{0, volume_failed, std::uint64_t{1} << 40, 0}}}, at_s(200));
+    }
+    const auto ack = index->inventory(store(0), message, at_s(200));
+    ASSERT_TRUE(ack);
+    EXPECT_TRUE(ack->unknown.empty()) << anew;
+    EXPECT_EQ(index->pending_frees(), 0U) << anew;
+    EXPECT_EQ(index->stripes(), one) << anew;
+  }
+  index->volumes(store(0), {{{0, 0, std::uint64_t{1} << 40, 0}}}, at_s(201));
+  ASSERT_TRUE(index->inventory(store(0), message, at_s(202)));
   EXPECT_EQ(index->stripes(), 20U);
   EXPECT_EQ(held()[7].second, 20U);
 }
