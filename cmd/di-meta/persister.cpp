@@ -91,7 +91,8 @@ void Persister::finish() {
   out_.close();
   thread_.join();
   while (std::optional<Done> ended = in_.try_pop()) {
-    if (!ended->status) failed_ = std::move(ended->job.batch);
+    // After rows, which have no batch, stripes may wait that failed before.
+    if (ended->job.rows.empty()) stripes_done(std::move(ended->job.batch), ended->status);
   }
   for (Batch batch = std::exchange(failed_, {});; batch = index_.take_changes(batch_max)) {
     if (batch.empty() && index_.changes() == 0) return;

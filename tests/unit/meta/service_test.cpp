@@ -684,6 +684,54 @@ TEST_F(ServiceTest, AStoreThatIsAwayIsShownUntilItIsGivenUp) {
   EXPECT_FALSE(away());
 }
 
+// Rows that cannot be written while it stops do not take the place of stripes that wait to be written again.
+TEST_F(ServiceTest, StripesThatFailedAreWrittenAtTheStopBehindRowsThatFail) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  ASSERT_TRUE(until([&] { return store->ack.has_value(); }));
+  put(*host, "page");
+  ASSERT_TRUE(until([&] { return directory->service->persister().counters().rows > 0; }));
+  directory.reset();
+  const auto stripes = [](directory::Catalogue& catalogue) {
+    std::vector<directory::StripeRow> rows;
+    EXPECT_TRUE(catalogue.load_stripes([&](const directory::StripeRow& row) { rows.push_back(row); }));
+    return rows;
+  };
+  {
+    auto catalogue = directory::Catalogue::open(path);
+    ASSERT_TRUE(catalogue);
+    auto stripe_writer = catalogue->stripe_writer();
+    auto row_writer = catalogue->row_writer();
+    ASSERT_TRUE(stripe_writer && row_writer);
+    directory::Index::Options options;
+    options.run = catalogue->run();
+    options.record_changes = true;
+    directory::Index index(options, loop.monotonic_now());
+    const auto rows = stripes(*catalogue);
+    ASSERT_EQ(rows.size(), 1U);
+    ASSERT_TRUE(index.restore(rows[0], loop.monotonic_now()));
+    Persister persister(loop, index, *std::move(stripe_writer), *std::move(row_writer));
+    sqlite::Database other = other_writer();
+    ASSERT_TRUE(
+        other.exec("CREATE TRIGGER refuses BEFORE DELETE ON stripe"
+                   " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"));
+    ASSERT_TRUE(index.drop_stripe(rows[0].id, loop.monotonic_now()));
+    persister.poll();
+    ASSERT_TRUE(until([&] { return persister.counters().failures == 1; }));
+    ASSERT_TRUE(other.exec("DROP TRIGGER refuses"));
+    ASSERT_TRUE(
+        other.exec("CREATE TRIGGER refuses BEFORE INSERT ON instance"
+                   " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"));
+    persister.write({directory::InstanceRow{"di-router.0", 77, 1, 1}}, [](const Status&) {});
+    persister.poll();
+    persister.finish();
+  }
+  auto catalogue = directory::Catalogue::open(path);
+  ASSERT_TRUE(catalogue);
+  EXPECT_TRUE(stripes(*catalogue).empty());
+}
+
 TEST_F(ServiceTest, RepairsGoToAHostAndComeBack) {
   auto host = enter("di-kvd.host0", "host");
   auto store = enter("di-kvd.store0", "store");
