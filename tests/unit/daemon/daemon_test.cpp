@@ -349,7 +349,7 @@ TEST_F(DaemonTest, ReloadTakesWhatMayChangeAndKeepsTheRestAsAWhole) {
 }
 
 TEST_F(DaemonTest, ReloadChangesTheTimeInWhichItMayStop) {
-  const std::string path = file("p.toml", "probe.slow_stop = true\n[drain]\ntimeout = \"1h\"\n");
+  const std::string path = file("p.toml", "probe.slow_stop = true\n[drain]\ntimeout = \"30s\"\n");
   const Process process = start({"-f", path});
   ASSERT_TRUE(await_ready(process)) << read("err");
   file("p.toml", "probe.slow_stop = true\n[drain]\ntimeout = \"50ms\"\n");
