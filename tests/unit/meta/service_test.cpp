@@ -488,19 +488,20 @@ TEST_F(ServiceTest, TheLastProcessOfANameGetsItWhileTheCatalogueIsLocked) {
   auto router = enter("di-router.0");
   sqlite::Database other = other_writer();
   ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
-  Client first(loop, network, "di-kvd.host0", "host");
+  auto first = std::make_unique<Client>(loop, network, "di-kvd.host0", "host");
   Client second(loop, network, "di-kvd.elsewhere", "host");
-  second.self.instance = first.self.instance;
+  second.self.instance = first->self.instance;
   Client third(loop, network, "di-kvd.host1", "host");
-  first.join(loop);
+  first->join(loop);
   ASSERT_TRUE(until([&] { return directory->service->waiting() == 1; }));
   second.join(loop);
   third.join(loop);
-  ASSERT_TRUE(until([&] { return first.refused && directory->service->waiting() == 2; }));
-  EXPECT_EQ(first.refused->code, Code::stale);
+  ASSERT_TRUE(until([&] { return first->refused && directory->service->waiting() == 2; }));
+  EXPECT_EQ(first->refused->code, Code::stale);
   ASSERT_TRUE(other.exec("ROLLBACK"));
   ASSERT_TRUE(until([&] { return second.ups > 0 && third.ups > 0; }));
-  EXPECT_FALSE(first.registered);
+  EXPECT_FALSE(first->registered);
+  first.reset();  // with that its process ends: it does not ask the next di-meta
   EXPECT_NE(second.registered->id, third.registered->id);
   EXPECT_TRUE(until([&] { return router->members.size() == 4; }));
   // What was promised is in the file.
