@@ -118,8 +118,8 @@ void Service::stop() {
   beat_.cancel();
   publish_.cancel();
   delayed_.clear();
-  backup_->stop();
   persister_->finish();
+  backup_->stop();  // last: a copy may be on a disk that hangs, and then this does not return
 }
 
 bool Service::knows_store(const std::string& instance) const {
