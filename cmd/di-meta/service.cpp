@@ -155,12 +155,14 @@ Result<directory::Index::Given> Service::store_gone(const std::string& instance,
   }
   log_info("meta", "store given up",
            {{"store", instance}, {"columns", given->columns}, {"stripes_lost", given->stripes}});
-  // Another of its name begins anew.
-  index_.store_leaves(instance, false, loop_.monotonic_now());
+  // Another of its name begins anew; told with its row, as a drain before it that waits is.
   Persister::Rows rows{directory::StoreLeaves{instance, false}};
   if (const auto row = membership_.forget(instance))
     rows.push_back(directory::RowGone{instance, row->id, membership_.issued()});
-  persister_->write(std::move(rows), std::move(done));
+  persister_->write(std::move(rows), [this, instance, done = std::move(done)](const Status& status) {
+    if (status) index_.store_leaves(instance, false, loop_.monotonic_now());
+    done(status);
+  });
   return given;
 }
 

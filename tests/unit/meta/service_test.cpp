@@ -733,6 +733,25 @@ TEST_F(ServiceTest, StripesThatFailedAreWrittenAtTheStopBehindRowsThatFail) {
   EXPECT_TRUE(stripes(*catalogue).empty());
 }
 
+TEST_F(ServiceTest, AStoreThatIsGivenUpBehindADrainThatWaitsIsNotEmptied) {
+  auto store = enter("di-kvd.store0", "store");
+  store.reset();
+  ASSERT_TRUE(until([&] { return directory->service->membership().away().contains("di-kvd.store0"); }));
+  sqlite::Database other = other_writer();
+  ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
+  std::optional<Status> drained;
+  std::optional<Status> given;
+  ASSERT_TRUE(directory->service->store_leaves("di-kvd.store0", true,
+                                               [&](const Status& status) { drained = status; }));
+  ASSERT_TRUE(directory->service->store_gone("di-kvd.store0", [&](const Status& status) { given = status; }));
+  ASSERT_TRUE(other.exec("ROLLBACK"));
+  ASSERT_TRUE(until([&] { return drained && given; }));
+  EXPECT_TRUE(*drained && *given);
+  store = enter("di-kvd.store0", "store");
+  ASSERT_EQ(directory->service->index().places().size(), 1U);
+  EXPECT_FALSE(directory->service->index().places()[0].leaves);
+}
+
 TEST_F(ServiceTest, RepairsGoToAHostAndComeBack) {
   auto host = enter("di-kvd.host0", "host");
   auto store = enter("di-kvd.store0", "store");
