@@ -152,8 +152,14 @@ void Router::peer_lost(net::PeerId id) {
   if (core_ != nullptr) core_->on_peer_lost(instance, daemon_->loop().now());
   turn();
   if (!identity_.alone()) return;
-  // Who was refused for the sake of those that are gone.
-  for (const auto& [waiting, member] : std::exchange(refused_, {})) peer_up(member);
+  // Who was refused for the sake of those that are gone comes up anew: its rank has said its credit, which was
+  // dropped, and says none again before that changes.  A later turn: the endpoint is in the middle of a loss.
+  for (const auto& [waiting, member] : refused_) {
+    daemon_->loop().post("refused rank again", [this, id = waiting] {
+      if (refused_.contains(id))
+        daemon_->endpoint().lose(id, "was refused for the sake of ranks that are gone");
+    });
+  }
 }
 
 void Router::deliver(const net::Incoming& in) {
