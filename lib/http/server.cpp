@@ -823,14 +823,21 @@ struct Server::Impl {
     stopped = true;
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
       // A request may have come since the last turn: closing over it would reset the connection.
-      if (is_idle(slots[slot].get())) on_readable(*slots[slot]);
-      if (is_idle(slots[slot].get())) close(*slots[slot]);
+      if (is_reading(slots[slot].get())) on_readable(*slots[slot]);
+      if (is_reading(slots[slot].get()) && !slots[slot]->pipelined.empty()) feed(*slots[slot], {});
+      // A rest that comes slowly would hold the stop, and the request would be refused after all.
+      if (is_reading(slots[slot].get())) end_reading(*slots[slot]);
     }
     deferred.start_after(Duration(0));
   }
 
-  static bool is_idle(const Connection* it) {
-    return it != nullptr && it->phase == Phase::head && !it->head_started && it->pipelined.empty();
+  static bool is_reading(const Connection* it) {
+    return it != nullptr && (it->phase == Phase::head || it->phase == Phase::body);
+  }
+
+  void end_reading(Connection& it) {
+    if (it.phase == Phase::head && !it.head_started) return close(it);
+    answer_failure(it, failure_make(503, "the service is draining"));
   }
 
   loop::Loop& loop;

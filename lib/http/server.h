@@ -157,7 +157,8 @@ class Server {
   // From now on answers carry Connection: close.
   void announce_drain();
   // Takes the connections and requests that are already here, then closes the listeners and the connections
-  // without a request; implies announce_drain().  May call on_head() and on_request().
+  // without a request; one that is here in part is answered with a 503.  Implies announce_drain().  May call
+  // on_head() and on_request().
   void stop_listening();
 
   [[nodiscard]] std::size_t connections() const;

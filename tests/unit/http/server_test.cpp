@@ -773,6 +773,33 @@ TEST_F(ServerTest, WhatHasComeBeforeAStopIsAnswered) {
   EXPECT_EQ(idle.read_all(), "");
 }
 
+// It held the stop for as long as it came, and was cut off then.
+TEST_F(ServerTest, ARequestThatIsHereInPartIsAnsweredAtAStop) {
+  Peer body(loop_, address_), head(loop_, address_), whole(loop_, address_), refused(loop_, address_);
+  body.send(post_head + "x-request-id: b\r\nContent-Length: 5\r\n\r\nhel");
+  head.send("GET /x HT");
+  whole.send(post_head + "Content-Length: 5\r\n\r\nhel");
+  ASSERT_TRUE(until([&] { return handler_.heads == 2; }));
+  handler_.refuse = Reply{.status = 401, .headers = {}, .body = "{}"};
+  refused.send(post_head + "Content-Length: 5\r\n\r\nhel");
+  ASSERT_TRUE(until([&] { return handler_.heads == 3 && server_->connections() == 4; }));
+  for (int i = 0; i < 50; ++i) loop_.run_ready();
+  whole.put("lo");
+  server_->stop_listening();
+  ASSERT_EQ(handler_.requests.size(), 1U) << "its rest had come";
+  server_->respond(request(), {.status = 200, .headers = {}, .body = "1"});
+  EXPECT_EQ(whole.read_all().substr(0, 12), "HTTP/1.1 200");
+  const std::string answer = body.read_all();
+  EXPECT_EQ(answer.substr(0, 12), "HTTP/1.1 503");
+  EXPECT_NE(answer.find("x-request-id: b\r\n"), std::string::npos);
+  EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
+  EXPECT_EQ(head.read_all().substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(refused.read_all().substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(server_->bodies_bytes(), 0U);
+  for (Peer* peer : {&body, &head, &refused}) peer->leave();
+  ASSERT_TRUE(until([&] { return server_->connections() == 0; }));
+}
+
 TEST_F(ServerTest, TheEndOfTheLastAnswerIsTold) {
   Peer peer(loop_, address_, 4096);
   peer.send(get);

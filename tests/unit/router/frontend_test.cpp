@@ -195,6 +195,7 @@ TEST_F(FrontendTest, IsDrainedWhenEverythingIsWithTheClient) {
   EXPECT_EQ(front_->open(), 0U);
   late.send(half.substr(half.size() - 5));
   EXPECT_EQ(status(late.read_all()), 503) << "somebody else will serve it";
+  late.leave();
   for (int i = 0; i < 50; ++i) loop_.run_ready();
   EXPECT_FALSE(front_->drained());
   EXPECT_EQ(told, 0);
