@@ -269,10 +269,12 @@ http::Headers Frontend::own_headers(const http::Request* head) {
   return {{"x-request-id", given.value_or(new_request_id().text())}};
 }
 
-void Frontend::send_json(http::ExchangeId exchange, const std::string& request_id, std::string body) {
+void Frontend::send_json(http::ExchangeId exchange, const std::string& request_id, std::string body,
+                         bool charged) {
   http::Reply reply;
   reply.headers = {{"x-request-id", request_id}};
   reply.body = std::move(body);
+  reply.charged = charged;
   server_->respond(exchange, reply);
 }
 
@@ -498,7 +500,7 @@ void Frontend::ended(const request::Ending& ending) {
     } else {
       answer.whole += std::exchange(answer.pending, {});
       send_json(answer.exchange, answer.request_id,
-                api::answer_json(answer.head, answer.whole, *answer.finish, usage(answer)));
+                api::answer_json(answer.head, answer.whole, *answer.finish, usage(answer)), true);
     }
   } else if (answer.client_here) {
     api::ApiError error;

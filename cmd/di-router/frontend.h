@@ -115,7 +115,8 @@ class Frontend final : public http::Handler {
   void start(http::ExchangeId exchange, const std::string& request_id, const account::KeyEntry& key,
              account::Ticket ticket, Prompt prompt);
   void fail(http::ExchangeId exchange, const std::string& request_id, const api::ApiError& error);
-  void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body);
+  void send_json(http::ExchangeId exchange, const std::string& request_id, std::string body,
+                 bool charged = false);
   // Sends what this turn gave; ends the answer when it has a finish.
   void flush(Answer& answer);
   void settle(Answer& answer, const request::Ending& ending, std::string_view status);

@@ -522,7 +522,7 @@ struct Server::Impl {
   }
 
   void respond(Connection& it, const Reply& reply) {
-    if (no_room_for(reply)) return respond(it, too_many_answers(reply));
+    if (!reply.charged && no_room_for(reply)) return respond(it, too_many_answers(reply));
     if (draining || wants_close(reply.headers)) it.keep_alive = false;
     const bool bare = reply.status == 204 || reply.status == 304;
     std::string text =

@@ -72,6 +72,8 @@ struct Reply {
   int status = 200;
   Headers headers;  // "Connection: close" closes after the answer; without Content-Type it is JSON
   std::string body;
+  // Cost its client something: sent even where what waits for other readers leaves no room.
+  bool charged = false;
 };
 
 enum class Gone : std::uint8_t {
@@ -111,7 +113,7 @@ class Server {
     // Beyond it requests get a 503; one whose body could never fit gets a 413.
     std::size_t bodies_bytes_max = bodies_bytes_max_default;
     // The sum of what the kernel has not taken of answers.  Beyond it an answer longer than
-    // stream_backlog_bytes_max becomes a 503; shorter ones are bounded by connections_max.
+    // stream_backlog_bytes_max becomes a 503; shorter and charged ones are bounded by connections_max.
     std::size_t answers_bytes_max = std::size_t{256} << 20;
     // A client that closes its sending side counts as gone, as with most servers; false lets it wait.
     bool half_close_is_leave = true;

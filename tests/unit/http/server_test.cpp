@@ -356,6 +356,11 @@ TEST_F(ServerTest, TheSumOfUnreadAnswersIsBounded) {
   second.send(get);
   EXPECT_TRUE(server_->respond(request(), {.status = 200, .headers = {}, .body = "1"}));
   EXPECT_EQ(second.read_answer().substr(0, 12), "HTTP/1.1 200") << "a short one passes";
+  Reply charged = answer;
+  charged.charged = true;
+  second.send(get);
+  EXPECT_TRUE(server_->respond(request(), charged));
+  EXPECT_EQ(second.read_answer().substr(0, 12), "HTTP/1.1 200") << "and what was paid for";
   EXPECT_GT(slow.read_answer().size(), answer.body.size());
   EXPECT_EQ(server_->unsent_bytes(), 0U);
   second.send(get);
