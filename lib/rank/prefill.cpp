@@ -657,7 +657,8 @@ void PrefillCore::on_time(Instant now) {
   for (const auto& [handle, reason] : timed_out) {
     if (!requests_.contains(handle)) continue;
     if (requests_.at(handle).state == State::opening) {
-      refuse(handle, Code::busy, reason, now);
+      // Not busy: it takes requests, and this one would wait here again.
+      refuse(handle, Code::no_space, reason, now);
     } else {
       end(handle, Code::timeout, reason, now);
     }

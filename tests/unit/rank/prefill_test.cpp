@@ -424,7 +424,7 @@ TEST_F(PrefillTest, NoRoomIsAskedAgainAndThenRefused) {
   advance(seconds(10));
   const auto refused = heard<wire::prefill_refused>();
   ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->code, busy);
+  EXPECT_EQ(refused->code, static_cast<wire::U16>(Code::no_space));
   EXPECT_TRUE(heard<wire::kv_release>());
   expect_nothing_held();
 }

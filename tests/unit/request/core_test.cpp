@@ -419,6 +419,18 @@ TEST_F(RouterTest, ABindThatCrossedWithItsCreditGoesToTheNextRankInTheSameAttemp
   expect_nothing_held();
 }
 
+// An arena without room was taken for a crossing when the rank was full as well, and asked again for ever.
+TEST_F(RouterTest, ARefusalForWantOfRoomInTheArenaIsAnAttempt) {
+  const RequestId id = submit();
+  matched(id, 0);
+  const auto bind = heard<wire::prefill_bind>(prefill0);
+  ASSERT_TRUE(bind);
+  grant(prefill0, 1);  // as many as were sent
+  const auto no_space = static_cast<wire::U16>(Code::no_space);
+  say(prefill0, scope(id), wire::prefill_refused{bind->bind, no_space, "no room in the arena"});
+  EXPECT_EQ(attempt(id), 2);
+}
+
 TEST_F(RouterTest, BindsThatCrossWithTheirCreditsDoNotUseUpTheAttempts) {
   const RequestId id = submit(18, 1);
   const RequestId younger = submit(18, 1);
