@@ -487,7 +487,8 @@ void PrefillCore::row_done(Request& request, const engine::RowResult& row, Insta
   wire::prefill_progress progress;
   progress.left_us = static_cast<wire::U64>(
       cost_.predict_prompt_us(known_tokens(request), request.computed_tokens, options_.chunk_tokens));
-  progress.computed_tokens = request.computed_tokens;
+  // What the cache has promised is not read before it came.
+  progress.computed_tokens = request.computed_any ? request.computed_tokens : 0;
   progress.swapped_blocks = request.swapped_blocks;
   progress.spans = spans_of(request, row);
   to_router(request, progress);

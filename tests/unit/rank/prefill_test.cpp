@@ -340,6 +340,19 @@ TEST_F(PrefillTest, APromiseThatIsNotKeptIsNoComputedToken) {
   EXPECT_EQ(core->tokens_computed(), 4U);
 }
 
+// A client that left while the pages were late was charged with all that the cache had promised.
+TEST_F(PrefillTest, WhatIsLateIsNotReadYet) {
+  run(one, 18, 4);
+  ready(one, 1);
+  ASSERT_TRUE(take());
+  done.step.rows[0].state = engine::RowState::late;
+  done.step.rows[0].late_group = 2;
+  give();
+  const auto progress = heard<wire::prefill_progress>();
+  ASSERT_TRUE(progress);
+  EXPECT_EQ(progress->computed_tokens, 0U);
+}
+
 TEST_F(PrefillTest, NothingIsComputedBeforeTheFirstStep) {
   run(one, 18, 4);
   from_router(one, wire::request_stop{6});
