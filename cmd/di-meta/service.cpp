@@ -157,12 +157,14 @@ Result<directory::Index::Given> Service::store_gone(const std::string& instance,
            {{"store", instance}, {"columns", given->columns}, {"stripes_lost", given->stripes}});
   // Another of its name begins anew; told with its row, as a drain before it that waits is.
   Persister::Rows rows{directory::StoreLeaves{instance, false}};
-  if (const auto row = membership_.forget(instance))
-    rows.push_back(directory::RowGone{instance, row->id, membership_.issued()});
-  persister_->write(std::move(rows), [this, instance, done = std::move(done)](const Status& status) {
-    if (status) index_.store_leaves(instance, false, loop_.monotonic_now());
-    done(status);
-  });
+  const auto forgotten = membership_.forget(instance);
+  if (forgotten) rows.push_back(directory::RowGone{instance, forgotten->row.id, membership_.issued()});
+  persister_->write(std::move(rows),
+                    [this, instance, forgotten, done = std::move(done)](const Status& status) {
+                      if (status) index_.store_leaves(instance, false, loop_.monotonic_now());
+                      if (!status && forgotten) membership_.restore(*forgotten);
+                      done(status);
+                    });
   return given;
 }
 
@@ -173,8 +175,12 @@ Status Service::forget(const std::string& instance, Done done) {
                  instance + " has " + std::to_string(place.pages) +
                      " columns that may come back: kv drop store " + instance + " gives them up"};
   }
-  if (const auto row = membership_.forget(instance)) {
-    persister_->write({directory::RowGone{instance, row->id, membership_.issued()}}, std::move(done));
+  if (const auto forgotten = membership_.forget(instance)) {
+    persister_->write({directory::RowGone{instance, forgotten->row.id, membership_.issued()}},
+                      [this, forgotten = *forgotten, done = std::move(done)](const Status& status) {
+                        if (!status) membership_.restore(forgotten);
+                        done(status);
+                      });
     return {};
   }
   std::string known;

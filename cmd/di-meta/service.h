@@ -73,7 +73,8 @@ class Service {
 
   // The operator's: empties a store for good, or not any more; gives up what a store that is away had; forgets a
   // member that is away, with its numbers; repairs what waits; takes a stripe out; copies the catalogue into a file
-  // that is not there.  Errors: not_found, busy; then `done` is not called.
+  // that is not there.  Errors: not_found, busy; then `done` is not called.  What the catalogue refused may be asked
+  // again.
   Status store_leaves(const std::string& instance, bool leaves, Done done);
   Result<directory::Index::Given> store_gone(const std::string& instance, Done done);
   Status forget(const std::string& instance, Done done);

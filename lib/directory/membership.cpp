@@ -286,13 +286,20 @@ void Membership::expect(const std::string& instance, const std::string& role, In
   remember(std::move(away));
 }
 
-std::optional<InstanceRow> Membership::forget(const std::string& instance) {
+std::optional<Membership::Forgotten> Membership::forget(const std::string& instance) {
   const auto row = rows_.find(instance);
   if (row == rows_.end() || members_.contains(instance) || held_.contains(instance)) return std::nullopt;
-  const InstanceRow forgotten = row->second;
-  away_.erase(instance);
+  Forgotten forgotten{row->second, std::nullopt};
+  if (auto away = away_.extract(instance)) forgotten.away = std::move(away.mapped());
   drop(instance);
   return forgotten;
+}
+
+void Membership::restore(const Forgotten& forgotten) {
+  const std::string& instance = forgotten.row.instance;
+  if (rows_.contains(instance) || held_.contains(instance)) return;
+  rows_.emplace(instance, forgotten.row);
+  if (forgotten.away) remember(*forgotten.away);
 }
 
 Membership::Change Membership::step(Instant now) {

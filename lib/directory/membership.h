@@ -121,8 +121,14 @@ class Membership {
   [[nodiscard]] const std::map<std::string, Away>& away() const { return away_; }
   // One that the catalogue has something of, and that has not come yet.
   void expect(const std::string& instance, const std::string& role, Instant now);
+  struct Forgotten {
+    InstanceRow row;
+    std::optional<Away> away;
+  };
   // Forgets also its row, which is for the shell to drop.  Nothing when it is here, or not known.
-  std::optional<InstanceRow> forget(const std::string& instance);
+  std::optional<Forgotten> forget(const std::string& instance);
+  // The row could not be dropped: as it was, unless another of the name came meanwhile.
+  void restore(const Forgotten& forgotten);
 
   // Null when there is no such member (of this generation).
   [[nodiscard]] const wire::Member* find(std::uint32_t id) const;

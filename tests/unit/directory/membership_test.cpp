@@ -162,7 +162,12 @@ TEST(Membership, WhoIsGoneIsRememberedUntilItIsBackOrForgotten) {
   members.set_state(id_of("di-router.3"), 1, MemberState::draining);
   members.lost(id_of("di-router.3"), 1);
   EXPECT_TRUE(members.away().at("di-router.3").stopped);
-  EXPECT_TRUE(members.forget("di-router.3").has_value());
+  const auto kept = members.forget("di-router.3");
+  ASSERT_TRUE(kept);
+  EXPECT_FALSE(members.forget("di-router.3"));
+  members.restore(*kept);
+  EXPECT_EQ(members.away().size(), 3U);
+  EXPECT_TRUE(members.forget("di-router.3")) << "the first time it stayed in the catalogue";
   ASSERT_EQ(members.away().size(), 2U);
   const Membership::Away& killed = members.away().at("di-router.0");
   EXPECT_EQ(killed.member.host, "a.example");
@@ -269,7 +274,7 @@ TEST(Membership, AForgottenNameGivesItsRowBackAndNothingTwice) {
   members.lost(gone.id, gone.generation);
   const auto forgotten = members.forget("di-router.1");
   ASSERT_TRUE(forgotten);
-  EXPECT_EQ(*forgotten, (InstanceRow{"di-router.1", gone.id, 4, 15}));
+  EXPECT_EQ(forgotten->row, (InstanceRow{"di-router.1", gone.id, 4, 15}));
   EXPECT_TRUE(members.away().empty());
   std::erase_if(rows, [](const InstanceRow& row) { return row.instance == "di-router.1"; });
   EXPECT_EQ(members.issued(), (Issued{gone.id + 1, 4}));
@@ -286,7 +291,7 @@ TEST(Membership, AForgottenNameGivesItsRowBackAndNothingTwice) {
   alive.self.id = gone.id;
   alive.self.generation = 4;
   ASSERT_TRUE(restarted.judge(alive));
-  EXPECT_EQ(restarted.judge(alive)->row, *forgotten);
+  EXPECT_EQ(restarted.judge(alive)->row, forgotten->row);
   // Not with a number that is another's, or that was never issued.
   alive.self.id = restarted.judge(router("0", 11))->row.id;
   EXPECT_EQ(restarted.judge(alive)->row.id, gone.id + 1);

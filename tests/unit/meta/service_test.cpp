@@ -607,6 +607,50 @@ TEST_F(ServiceTest, AForgottenNameIsForgottenForGood) {
   EXPECT_GT(router->registered->generation, 1U);
 }
 
+TEST_F(ServiceTest, ANameThatTheCatalogueDidNotForgetIsForgottenAtTheNextCommand) {
+  auto router = enter("di-router.0");
+  auto store = enter("di-kvd.store0", "store");
+  const std::uint32_t id = router->registered->id;
+  router.reset();
+  store.reset();
+  const auto away = [&](const std::string& name) {
+    return directory->service->membership().away().contains(name);
+  };
+  ASSERT_TRUE(until([&] { return away("di-router.0") && away("di-kvd.store0"); }));
+  sqlite::Database other = other_writer();
+  ASSERT_TRUE(
+      other.exec("CREATE TRIGGER refuses BEFORE DELETE ON instance"
+                 " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"));
+  EXPECT_FALSE(forget("di-router.0"));
+  EXPECT_FALSE(store_gone("di-kvd.store0"));
+  EXPECT_TRUE(away("di-router.0") && away("di-kvd.store0"));
+  // Who comes meanwhile is not undone.
+  std::optional<Status> refused;
+  ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
+  ASSERT_TRUE(directory->service->forget("di-router.0", [&](const Status& status) { refused = status; }));
+  router = std::make_unique<Client>(loop, network, "di-router.0");
+  router->join(loop);
+  ASSERT_TRUE(until([&] { return directory->service->waiting() == 1; }));
+  ASSERT_TRUE(other.exec("ROLLBACK"));
+  ASSERT_TRUE(until([&] { return router->ups > 0 && refused; }));
+  EXPECT_FALSE(*refused);
+  EXPECT_NE(router->registered->id, id);
+  EXPECT_FALSE(away("di-router.0"));
+  const std::uint32_t next = router->registered->id;
+  router.reset();
+  ASSERT_TRUE(until([&] { return away("di-router.0"); }));
+  ASSERT_TRUE(other.exec("DROP TRIGGER refuses"));
+  EXPECT_TRUE(forget("di-router.0"));
+  EXPECT_TRUE(store_gone("di-kvd.store0"));
+  directory.reset();
+  start();
+  EXPECT_FALSE(away("di-kvd.store0"));
+  router = enter("di-router.0");
+  store = enter("di-kvd.store0", "store");
+  EXPECT_GT(router->registered->id, next);
+  EXPECT_GT(store->registered->id, next);
+}
+
 // As when a large fleet returns after a restart: each list goes to everybody.
 TEST_F(ServiceTest, ManyChangesAreListedTogether) {
   auto router = enter("di-router.0");
