@@ -58,6 +58,8 @@ class Persister {
   [[nodiscard]] bool waits() const {
     return busy_ || !waiting_.rows.empty() || !failed_.empty() || index_.changes() > 0;
   }
+  // Of those that must not be forgotten, behind the ones that are being written.
+  [[nodiscard]] std::size_t rows_waiting() const { return waiting_.rows.size(); }
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:

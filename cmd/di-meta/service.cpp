@@ -408,13 +408,16 @@ void Service::registered(Asked asked) {
     }
     membership_.hold(*admission);
     Waiting next{std::move(asked), admission->row, {}};
+    // What the replaced one was to drop may still be there.
+    if (waits != waiting_.end()) next.gone = waits->second.gone;
     if (const auto& gone = admission->dropped)
-      next.rows.push_back(directory::RowGone{gone->instance, gone->id, membership_.issued()});
-    next.rows.push_back(admission->row);
+      next.gone.push_back(directory::RowGone{gone->instance, gone->id, membership_.issued()});
     if (waits != waiting_.end()) {
       // Nobody has heard of the generation that was to be its.
       refuse(waits->second.asked, Code::stale, "another process has taken this name since");
+      next.writing = waits->second.writing;
       waits->second = std::move(next);
+      if (waits->second.writing) return;  // written() sees that the row is another
       return write(waits->second);
     }
     return write(waiting_.emplace(admission->row.instance, std::move(next)).first->second);
@@ -442,7 +445,10 @@ void Service::registered(Asked asked) {
 
 void Service::write(Waiting& waiting) {
   waiting.writing = true;
-  persister_->write(waiting.rows, [this, row = waiting.row](const Status& status) { written(row, status); });
+  Persister::Rows rows = waiting.gone;
+  rows.push_back(waiting.row);
+  persister_->write(std::move(rows),
+                    [this, row = waiting.row](const Status& status) { written(row, status); });
 }
 
 void Service::written(const directory::InstanceRow& row, const Status& status) {
@@ -450,9 +456,11 @@ void Service::written(const directory::InstanceRow& row, const Status& status) {
   if (!status && !std::exchange(catalogue_refuses_, true))
     log_error("meta", "cannot save a generation", {{"error", status.error()}});
   const auto at = waiting_.find(row.instance);
-  if (at == waiting_.end() || at->second.row != row) return;  // another process came for the name
+  if (at == waiting_.end()) return;
   at->second.writing = false;
   if (!status) return;  // tick() tries again
+  // Another process came for the name.
+  if (at->second.row != row) return write(at->second);
   membership_.keep(row);
   Asked asked = std::move(at->second.asked);
   waiting_.erase(at);

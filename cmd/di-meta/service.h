@@ -108,8 +108,8 @@ class Service {
   struct Waiting {
     Asked asked;
     directory::InstanceRow row;
-    Persister::Rows rows;
-    bool writing = false;
+    Persister::Rows gone;  // to be dropped with it
+    bool writing = false;  // this row, or that of the process it replaced: one write at a time
   };
 
   Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue& catalogue, Options options,

@@ -516,6 +516,37 @@ TEST_F(ServiceTest, TheLastProcessOfANameGetsItWhileTheCatalogueIsLocked) {
   EXPECT_EQ(member->control, "di-kvd.elsewhere");
 }
 
+// As when a process that cannot register in time is started again and again: no row of each waits.
+TEST_F(ServiceTest, ProcessesOfANameThatReplaceEachOtherHaveOneWriteWhileTheCatalogueIsLocked) {
+  auto router = enter("di-router.0");
+  sqlite::Database other = other_writer();
+  ASSERT_TRUE(other.exec("BEGIN IMMEDIATE"));
+  std::vector<std::unique_ptr<Client>> processes;
+  for (int i = 0; i < 5; ++i) {
+    auto next = std::make_unique<Client>(loop, network, "di-kvd.boot" + std::to_string(i), "host");
+    next->self.instance = "di-kvd.host0";
+    next->join(loop);
+    ASSERT_TRUE(until([&] {
+      return directory->service->waiting() == 1 && (processes.empty() || processes.back()->refused);
+    }));
+    EXPECT_EQ(directory->service->persister().rows_waiting(), 0U) << "behind the one that is being written";
+    processes.push_back(std::move(next));
+  }
+  ASSERT_TRUE(other.exec("ROLLBACK"));
+  Client& last = *processes.back();
+  ASSERT_TRUE(until([&] { return last.ups > 0 && directory->service->waiting() == 0; }));
+  EXPECT_FALSE(last.refused);
+  const std::uint32_t id = last.registered->id;
+  const std::uint32_t generation = last.registered->generation;
+  processes.erase(processes.begin(), processes.end() - 1);
+  directory.reset();
+  start();
+  ASSERT_TRUE(until([&] { return last.ups == 2; }));
+  const net::Member* member = directory->service->membership().find(id, generation);
+  ASSERT_NE(member, nullptr);
+  EXPECT_EQ(member->control, "di-kvd.boot4");
+}
+
 TEST_F(ServiceTest, ACatalogueThatRefusesIsToldAgainAfterItTook) {
   auto host = enter("di-kvd.host0", "host");
   auto store = enter("di-kvd.store0", "store");
