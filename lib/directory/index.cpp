@@ -268,19 +268,24 @@ void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Ins
 void Index::forget_failed(Instant now) {
   std::vector<std::uint64_t> ids;
   for (const auto& [id, slot] : stripes_.ids()) {
-    const auto columns = stripes_.at(slot).columns();
-    if (std::all_of(columns.begin(), columns.end(), [&](const auto& c) { return on_failed_volume(c); }))
-      ids.push_back(id);
+    if (lies_on_failed(stripes_.at(slot))) ids.push_back(id);
   }
-  for (const std::uint64_t id : ids) {
-    const std::uint32_t slot = stripes_.find(id);
-    // Nothing is freed there: what the volume has is of use when it is opened anew.
-    while (!stripes_.at(slot).columns().empty()) {
-      column_remove(slot, stripes_.at(slot).columns().back().column);
-    }
-    ++counters_.stripes_lost;
-    drop(slot, now);
-  }
+  for (const std::uint64_t id : ids) forget(stripes_.find(id), now);
+}
+
+bool Index::lies_on_failed(const Stripe& stripe) const {
+  const auto columns = stripe.columns();
+  return stripe.form().columns_stored() == 1 && columns.size() == 1 && on_failed_volume(columns.front());
+}
+
+void Index::forget(std::uint32_t slot, Instant now) {
+  const Stripe& stripe = stripes_.at(slot);
+  if (forgotten_.size() >= forgotten_max) forgotten_.erase(forgotten_.begin());
+  forgotten_[stripe.id()] = stripe.born_s;
+  // Nothing is freed there: what the volume has is of use when it is opened anew.
+  column_remove(slot, stripe.columns().back().column);
+  ++counters_.stripes_lost;
+  drop(slot, now);
 }
 
 // The store's volumes, as they are now, for the placements.

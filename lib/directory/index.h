@@ -493,8 +493,11 @@ class Index final : private BlockMap::Keys {
   void reconciled(std::uint32_t number, Instant now);
 
   [[nodiscard]] bool on_failed_volume(const StripeColumn& column) const;
-  // Stripes of which every column is on such volumes: their inventories bring them back, should they be opened anew.
+  // Stripes of one column that is on such a volume: its inventory brings them back, should it be opened anew.
+  // Those of several columns stay in the books, as their volumes come back one by one.
   void forget_failed(Instant now);
+  [[nodiscard]] bool lies_on_failed(const Stripe& stripe) const;
+  void forget(std::uint32_t slot, Instant now);
   [[nodiscard]] bool is_lost(const StripeColumn& column) const;
   // Has a column on a store that is emptied.
   [[nodiscard]] bool leaves(const Stripe& stripe) const;
@@ -522,6 +525,9 @@ class Index final : private BlockMap::Keys {
   std::uint64_t block_bytes_ = 0;
   kv::MissRatio miss_ratio_{kv::MissRatio::Options{}};
 
+  // When stripes were written that were forgotten with a failed volume, which may bring them back; the last ones.
+  static constexpr std::size_t forgotten_max = std::size_t{1} << 18;
+  std::map<std::uint64_t, std::uint32_t> forgotten_;
   StripeTable stripes_;
   kv::Evictor evictor_;
   BlockMap blocks_;

@@ -38,7 +38,9 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
       ++counters_.reconciled_unknown;
       return true;
     }
-    const std::uint32_t born_s = born_not_before(shard.stripe, now);
+    const auto forgotten = forgotten_.find(shard.stripe);
+    const std::uint32_t born_s =
+        forgotten != forgotten_.end() ? forgotten->second : born_not_before(shard.stripe, now);
     // It expired while this store was away, and nobody remembers that it is to be freed.
     if (past_cap(shard.tenant, born_s, now)) return true;
     if (brings_nothing_new(shard.pages)) return true;
@@ -49,6 +51,7 @@ bool Index::adopt(std::uint32_t number, const wire::ShardRecord& shard, Instant 
     next_stripe_ = std::max(next_stripe_, shard.stripe + 1);
     Stripe adopted(name, shard.pages, *form, shard.code.crcs);
     adopted.born_s = born_s;
+    if (forgotten != forgotten_.end()) forgotten_.erase(forgotten);
     slot = publish(std::move(adopted), kv::Evictor::item_none, now);
     column_add(slot, found);
     ++counters_.stripes_adopted;

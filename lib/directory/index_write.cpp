@@ -187,7 +187,11 @@ wire::meta_put_committed Index::put_commit(const Holder& holder, const wire::met
   ++counters_.puts_committed;
   if (!failed.empty()) ++counters_.puts_degraded;
   // A store may have been told to leave, or a volume have failed, since the put was opened.
-  consider_repair(slot, now);
+  if (lies_on_failed(stripes_.at(slot))) {
+    forget(slot, now);
+  } else {
+    consider_repair(slot, now);
+  }
   capacity_changed();
   drop_victims(evictor_.step(now), 0, now);
   evict_above_mark(put.id, now);

@@ -503,14 +503,25 @@ void Pages::settle(std::uint32_t slot) {
     if (held.owned == 0) {
       free(slot);
     } else if (held.use == 0) {
-      evictable(held);
-      renew_ancestors(held);
+      follow_parent(held);
     }
   }
 }
 
-void Pages::evictable(Page& held) {
-  held.use = next_use_++;
+// Older than what it continues.
+void Pages::follow_parent(Page& held) {
+  const auto found = sealed_.find(held.parent);
+  const std::uint64_t before = found == sealed_.end() ? 0 : page(found->second.front().slot).use;
+  if (before == 0) return evictable(held, last_use_ += use_step);
+  // A chain that is let go of from its beginning would be gone through for each of its pages.
+  if (last_use_ - before < recent_uses * use_step && !evictable_.contains(before - 1))
+    return evictable(held, before - 1);
+  evictable(held, last_use_ += use_step);
+  renew_ancestors(held);
+}
+
+void Pages::evictable(Page& held, std::uint64_t use) {
+  held.use = use;
   evictable_.emplace(held.use, held.place.slot);
   evictable_bytes_ += held.place.bytes;
 }
@@ -523,7 +534,8 @@ void Pages::renew_ancestors(const Page& youngest) {
     // Keys that come from a peer may go in a circle.
     if (held.use == 0 || held.use >= youngest.use) return;
     not_evictable(held);
-    evictable(held);
+    evictable(held, last_use_ += use_step);
+    ++renewed_;
     parent = &held.parent;
   }
 }

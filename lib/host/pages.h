@@ -24,7 +24,8 @@
 //
 // Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used, and
 // a child goes before its parent, without which nobody finds it: a request's pages are unpinned from the end
-// of the chain, and a page that becomes evictable makes the evictable ones in front of it as new as itself.
+// of the chain, and a page that becomes evictable is a little older than what it continues, or, when that has
+// been so for long, makes the evictable ones in front of it newer.
 #pragma once
 
 #include <array>
@@ -200,6 +201,8 @@ class Pages {
   [[nodiscard]] std::uint64_t bytes_total() const { return pool_ ? pool_->bytes_total() : 0; }
   [[nodiscard]] std::uint64_t bytes_free() const { return pool_ ? pool_->bytes_free() : 0; }
   [[nodiscard]] std::uint64_t bytes_evictable() const { return evictable_bytes_; }
+  // How often a page was made newer for the sake of one that continues it.
+  [[nodiscard]] std::uint64_t renewed() const { return renewed_; }
   [[nodiscard]] const std::map<std::uint32_t, Page>& all() const { return pages_; }
   [[nodiscard]] const PageCounters& counters() const { return counters_; }
 
@@ -224,7 +227,8 @@ class Pages {
   // For pages of so many bytes, all or none.
   Result<std::vector<kv::SlotPlace>> take_places(std::span<const std::uint64_t> bytes);
   void free(std::uint32_t slot);
-  void evictable(Page& page);
+  void follow_parent(Page& page);
+  void evictable(Page& page, std::uint64_t use);
   void renew_ancestors(const Page& youngest);
   void not_evictable(Page& page);
 
@@ -239,7 +243,11 @@ class Pages {
   std::unordered_map<Key, Place> filling_;
   std::map<std::uint64_t, std::uint32_t> evictable_;  // use -> slot
   std::uint64_t evictable_bytes_ = 0;
-  std::uint64_t next_use_ = 1;
+  // Between two uses there is room for the chain that continues the first.
+  static constexpr std::uint64_t use_step = std::uint64_t{1} << 20;
+  static constexpr std::uint64_t recent_uses = 1024;
+  std::uint64_t last_use_ = 0;
+  std::uint64_t renewed_ = 0;
   std::uint64_t next_number_ = 1;
   std::set<std::uint32_t> added_;
   std::vector<std::uint64_t> removed_;

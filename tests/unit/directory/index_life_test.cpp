@@ -274,6 +274,36 @@ TEST_F(StripeTest, WhatOnlyAFailedVolumeHadCountsAgainstNobody) {
   EXPECT_EQ(held()[7].second, 20U);
 }
 
+// Its pages came back as old as the run, and were freed at once.
+TEST_F(LifeTest, WhatComesBackWithItsVolumeIsAsOldAsItWas) {
+  start(1,
+        {.run = 1, .run_starts = {{0, 1}, {1, 1000}}, .stripe_life = cap_300, .placement = {{1, 0}, false}});
+  put(1, 0, 1, 400);
+  index->volumes(store(0), {{{0, volume_failed, std::uint64_t{1} << 40, 0}}}, at_s(401));
+  EXPECT_EQ(index->stripes(), 0U);
+  index->volumes(store(0), {{{0, 0, std::uint64_t{1} << 40, 0}}}, at_s(402));
+  wire::meta_inventory told{0, true, {}};
+  for (const auto& [id, shard] : disks[store(0).instance]) told.shards.push_back(shard);
+  const auto ack = index->inventory(store(0), told, at_s(403));
+  ASSERT_TRUE(ack);
+  EXPECT_TRUE(ack->unknown.empty());
+  EXPECT_EQ(index->stripes(), 1U);
+}
+
+// Its writer was told that the column is written before di-meta was told that the volume has failed.
+TEST_F(StripeTest, AColumnOnAVolumeThatFailedMeanwhileCountsAgainstNobody) {
+  start(1, {.placement = {{1, 0}, false}});
+  tenant = 7;
+  const auto offered = pages(1, 0, 1);
+  const auto opened = open(offered, 1);
+  ASSERT_EQ(opened.code, 0);
+  index->volumes(store(0), {{{0, volume_failed, std::uint64_t{1} << 40, 0}}}, at_s(2));
+  EXPECT_EQ(write(opened, offered, {}, 2), 0);
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(held()[7].second, 0U);
+  EXPECT_EQ(index->pending_frees(), 0U);
+}
+
 // ---- Repairs without a place -------------------------------------------------------------------
 
 TEST_F(StripeTest, StripesWithoutAPlaceDoNotKeepOutThoseThatHaveOne) {

@@ -177,6 +177,33 @@ TEST_F(PagesTest, AChainThatIsLetGoOfFromItsBeginningIsEvictedFromItsEnd) {
   }
 }
 
+class LongChainTest : public World {
+ protected:
+  LongChainTest() : World(600) { usual_peers(); }
+  wire::Scope scope(std::uint32_t number) const { return {test_request(number), 1, 0, 0}; }
+};
+
+// As when another machine reads it.  The whole chain in front of each page was gone through again.
+TEST_F(LongChainTest, LettingGoOfAChainPageByPageIsNoWorkForThoseInFront) {
+  constexpr std::uint32_t pages = 128;
+  const auto all = test_keys(1, 0, pages);
+  for (std::uint32_t i = 0; i < pages; ++i) {
+    say(prefill, scope(i), wire::kv_open{{1}, 1});
+    const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots.at(0);
+    const auto crcs = test_crcs({all[i]});
+    for (std::uint32_t g = 0; g < crcs.size(); ++g) arena.write(layout, slot, g, crcs[g]);
+    say(prefill, scope(i), wire::kv_sealed{slot, i == 0 ? Key{} : all[i - 1], {all[i]}, crcs, 0, 0});
+  }
+  settle_puts();
+  for (std::uint32_t i = 0; i < pages; ++i) say(prefill, scope(i), wire::kv_release{});
+  EXPECT_TRUE(idle());
+  EXPECT_EQ(core->pages().renewed(), 0u);
+  // Of 256 slots 192 are taken: half of the chain goes, and it is the end.
+  say(prefill, scope(500), wire::kv_open{std::vector<std::uint32_t>(192, 1), 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  for (std::uint32_t i = 0; i < pages; ++i) EXPECT_EQ(core->pages().has(all[i]), i < 64) << i;
+}
+
 // What a peer says of parents need not be true.
 TEST_F(PagesTest, PagesThatAreEachOthersParentsAreEvictedLikeOthers) {
   for (const std::uint32_t first : {0, 4}) {
