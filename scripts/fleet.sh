@@ -28,14 +28,15 @@ alive() {
 # moment, in which a daemon that starts would think that it runs already.)  $2: the name of its program, which decides
 # where its descriptors are not for us to see.
 find_holder() {
-  local comm fd
+  local comm fd seen=
   pid=
   { read -r pid <"$1"; } 2>/dev/null || return 1
   [[ $pid =~ ^[0-9]+$ ]] && alive "$pid" || return 1
-  if [[ -r /proc/$pid/fd ]]; then
-    for fd in "/proc/$pid/fd"/*; do [[ $fd -ef $1 ]] && return 0; done
-    return 1
-  fi
+  for fd in "/proc/$pid/fd"/*; do
+    [[ $fd -ef $1 ]] && return 0
+    [[ -e $fd ]] && seen=1
+  done
+  [[ -z $seen ]] || return 1
   { read -r comm <"/proc/$pid/comm"; } 2>/dev/null && [[ $comm == "${2:0:15}" ]]
 }
 

@@ -51,11 +51,12 @@ Row& Row::number_text(std::string_view name, std::string value) {
 // A connection.
 struct Reply::State {
   struct Caller {
-    explicit Caller(Fd socket) : fd(std::move(socket)) {}
+    Caller(loop::Loop& on, Fd socket) : loop(on), fd(std::move(socket)), active(on.monotonic_now()) {}
+    loop::Loop& loop;
     Fd fd;
     std::unique_ptr<loop::Watch> watch;
     bool restricted = false;
-    Instant active;  // when it came, said something or was answered
+    Instant active;  // when it came, said something, took something or was answered
     bool greeted = false;
     bool closed = false;
     Bytes in;
@@ -65,6 +66,10 @@ struct Reply::State {
     std::function<void()> go_on;     // takes the next request, in a later turn
 
     [[nodiscard]] std::size_t pending() const { return out.size() - out_at; }
+    // The next request is begun when the last one is answered, and that was mostly taken.
+    [[nodiscard]] bool may_ask() const {
+      return !closed && answering.expired() && pending() <= control_pending_bytes_max;
+    }
     void flush();
     void close();
     template <class M>
@@ -102,6 +107,7 @@ void Reply::State::Caller::flush() {
     const ssize_t sent = ::send(fd.get(), &out[out_at], out.size() - out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       out_at += static_cast<std::size_t>(sent);
+      active = loop.monotonic_now();
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       // The sent part is given back now and then, not at every send.
       if (out_at > control_pending_bytes_max) {
@@ -119,6 +125,7 @@ void Reply::State::Caller::flush() {
   out.clear();
   out_at = 0;
   watch->on_writable(nullptr);
+  if (!in.empty() && answering.expired()) go_on();
 }
 
 void Reply::State::Caller::close() {
@@ -216,9 +223,8 @@ struct ControlServer::Impl {
         continue;
       }
       const std::uint64_t id = ++last_id;
-      auto caller = std::make_shared<Caller>(std::move(fd));
+      auto caller = std::make_shared<Caller>(loop, std::move(fd));
       caller->restricted = listener.restricted;
-      caller->active = loop.monotonic_now();
       caller->watch = std::make_unique<loop::Watch>(loop, caller->fd.get(), "control");
       caller->go_on = [this, id, alive = std::weak_ptr<bool>(alive)] {
         loop.post("control", [this, id, alive] {
@@ -233,13 +239,13 @@ struct ControlServer::Impl {
     }
   }
 
-  // Ends callers that have asked nothing for long and that nothing is owed to.
+  // Ends callers that have asked nothing for long and that nothing is owed to, or that do not take it.
   void end_idle() {
     const Instant now = loop.monotonic_now();
     Instant next = instant_never;
     for (const auto& [id, caller] : callers) {
       if (caller->closed) continue;
-      const bool served = !caller->answering.expired() || caller->pending() > 0;
+      const bool served = !caller->answering.expired();
       if (!served && now - caller->active >= idle_max) {
         caller->close();
       } else {
@@ -281,7 +287,7 @@ struct ControlServer::Impl {
 
   void take(const std::shared_ptr<Caller>& caller) {
     std::size_t used = 0;
-    while (!caller->closed && caller->answering.expired()) {
+    while (caller->may_ask()) {
       auto taken = stream_take(ByteView(caller->in).subspan(used), control_request_bytes_max);
       if (!taken) {
         log_warn("control", "message refused", {{"fault", wire::fault_name(taken.fault())}});

@@ -1,6 +1,7 @@
 #include "daemon/control.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -305,6 +306,45 @@ TEST_F(Control, WhoeverAsksNothingForLongIsLetGo) {
   kept->end();
   ASSERT_TRUE(loop.run_until([&] { return ended(waits, answer); }, patience));
   EXPECT_EQ(count(answer, wire::ctl_end::number), 1);
+}
+
+// Its answers piled up in the daemon, up to a limit that others could not come close to.
+TEST_F(Control, WhoeverDoesNotReadIsNotAnsweredFurtherAndIsLetGo) {
+  server.reset();
+  constexpr int asked = 64;
+  int answered = 0;
+  const auto large = [&](const Words&, Reply reply) {
+    ++answered;
+    for (int i = 0; i < 32; ++i) reply.row(Row().text("x", std::string(16384, 'x')));
+    reply.end();
+    return true;
+  };
+  server = std::make_unique<ControlServer>(loop, "di-probe.0", large);
+  ASSERT_TRUE(server->listen(path(), false).ok());
+  const Fd fd = dial(path());
+  say(fd, std::vector<Words>(asked, Words{"show"}));
+  for (int i = 0; i < 100; ++i) loop.run_ready();
+  EXPECT_GT(answered, 0);
+  EXPECT_LT(answered, 8);  // half a megabyte each
+  // All is there for whoever reads after all.
+  Bytes back;
+  ASSERT_TRUE(loop.run_until(
+      [&] {
+        EXPECT_FALSE(ended(fd, back));
+        return answered == asked && count(back, wire::ctl_end::number) == asked;
+      },
+      patience));
+
+  server = std::make_unique<ControlServer>(loop, "di-probe.0", large, milliseconds(20));
+  ASSERT_TRUE(server->listen(folder + "/again", false).ok());
+  const Fd silent = dial(folder + "/again");
+  say(silent, std::vector<Words>(asked, Words{"show"}));
+  ASSERT_TRUE(loop.run_until(
+      [&] {
+        pollfd gone{silent.get(), 0, 0};  // without taking anything
+        return ::poll(&gone, 1, 0) == 1 && (gone.revents & POLLHUP) != 0;
+      },
+      patience));
 }
 
 // The queue of callers cannot be emptied without descriptors, and is there for ever: the loop turned and turned.
