@@ -189,7 +189,7 @@ def down_ends_what_was_only_just_started():
                 up.kill()
             down = script_run(fleet, "di-down", "-r", str(fleet.run))
             assert down.returncode == 0, down
-            assert processes_of(fleet.run) == []
+            assert processes_of(fleet.run) == [], (supervise, processes_of(fleet.run))
             fleet.close()
 
 
