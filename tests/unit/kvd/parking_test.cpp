@@ -108,10 +108,10 @@ TEST_F(ParkingTest, what_nobody_asked_for_is_not_the_end_of_the_holder) {
     EXPECT_EQ(hear(connection), "put di-kvd.host0");
     say(connection, "ok");
   });
+  loop::Loop loop;
   Parking parking(Park::holder, directory, std::string(instance));
   ASSERT_TRUE(parking.put(memory.get()).ok());
   holder.join();
-  loop::Loop loop;
   parking.watch(loop, memory.get());
   say(connection, "ok");
   // It is read, or the connection is ended for it.
@@ -135,10 +135,10 @@ TEST_F(ParkingTest, a_holder_that_listens_is_asked_again_and_not_replaced) {
     EXPECT_EQ(hear(connection), "put di-kvd.host0");
     say(connection, "ok");
   });
+  loop::Loop loop;
   Parking parking(Park::holder, directory, std::string(instance));
   ASSERT_TRUE(parking.put(memory.get()).ok());
   holder.join();
-  loop::Loop loop;
   parking.watch(loop, memory.get());
   kept.reset();
   Fd next;
