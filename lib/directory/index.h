@@ -17,7 +17,7 @@
 //   open       put_abort, 30 s, holder lost                  (none), freed after a grace
 //   committed  a column is corrupt, or its store has it not  committed and queued for repair, while enough
 //                                                            distinct columns are left; else (none), freed
-//   committed  every column is on volumes that failed         (none), not freed: they may be opened anew
+//   committed  its only column is on a volume that failed     (none), not freed: that may be opened anew
 //   committed  evicted                                       (none), freed when no lease holds it
 //   adopted    adopt_grace, and every store that is up has   committed with the columns it has, or freed when
 //              told what it holds                            they are too few
