@@ -702,7 +702,7 @@ def a_host_whose_write_backs_stand_still_is_late():
                           f"{host}:fault.at=kvd_before_wait=drop,kvd_before_put_commit=drop"]) as fleet:
         inventories_taken(fleet)  # before, a put is told to come again later, and there is no later for this host
         fleet.chat(words(900, seed=2), temperature=0, max_tokens=4)
-        wait_for(lambda: (fleet.run / "faults" / f"{host}.kvd_before_put_commit").exists(), "the commit to be lost")
+        wait_for(lambda: fleet.fired(host, "kvd_before_put_commit"), "the commit to be lost")
         fleet.ctl("-d", host, "clock", "advance", "60000")
         assert status(fleet, host)["state"] == "ready", status(fleet, host)
         fleet.ctl("-d", host, "clock", "advance", "121000")

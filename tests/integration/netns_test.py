@@ -118,7 +118,7 @@ def the_link_is_cut(cuts, sealed=False):
         fleet.place("a", "b")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(streams, fleet, True)
-            wait_for((fleet.run / "faults" / "di-prefill.a.prefill_before_handover").exists, "a hand-over to be due")
+            wait_for(lambda: fleet.stopped_at("di-prefill.a", "prefill_before_handover"), "a hand-over to be due")
             for source, target in cuts:
                 network.set(source, target, drop=True)
             resume_all(fleet, but="di-prefill.a")  # which would not answer
@@ -185,7 +185,7 @@ def a_link_that_is_too_slow_is_given_up():
         fleet.place("a", "b")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(lambda: ask(fleet, prompt, timeout=HUNG_AFTER_S, **SHORT))
-            wait_for((fleet.run / "faults" / "di-prefill.a.prefill_before_handover").exists, "the hand-over to be due")
+            wait_for(lambda: fleet.stopped_at("di-prefill.a", "prefill_before_handover"), "the hand-over to be due")
             fleet.ctl("resume", "di-prefill.b")
             os.kill(fleet.pid("di-prefill.a"), signal.SIGCONT)
             apart = asked.result()
@@ -280,7 +280,7 @@ def a_host_is_cut_off_in_the_middle_of_its_streams():
         fleet.place("a", "b")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(streams, fleet, True)
-            wait_for((fleet.run / "faults" / "di-decode.b.decode_mid_step").exists, "the middle of the streams")
+            wait_for(lambda: fleet.stopped_at("di-decode.b", "decode_mid_step"), "the middle of the streams")
             for other in ("a", "s"):
                 network.between("b", other, drop=True)
             os.kill(fleet.pid("di-decode.b"), signal.SIGCONT)

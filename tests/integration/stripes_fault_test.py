@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from asking import ask, read_back  # noqa: E402
 from faults import fault_points  # noqa: E402
 from fleet import SURE_HIT, Fleet, everybody_is_there, main, wait_for, words, write_backs_done  # noqa: E402
-from stores import stores  # noqa: E402
+from stores import repairs_done, stores  # noqa: E402
 
 SEED = 4
 SHORT = dict(max_tokens=8, ignore_eos=True)
@@ -31,8 +31,10 @@ def reached_by(name):
 
 
 def settled(fleet):
+    """Nothing is written any more that was not asked for: a repair would reach the next fault point."""
     everybody_is_there(fleet)
     write_backs_done(fleet)
+    repairs_done(fleet)
 
 
 def written_again(fleet, prompt, text):
@@ -71,7 +73,7 @@ def every_point_of_the_write_path():
             prompt = words(TOKENS, seed=SEED * 1000 + number)
             with concurrent.futures.ThreadPoolExecutor(1) as asked:
                 reply = asked.submit(ask, fleet, prompt, **SHORT)
-                wait_for(lambda: all((fleet.run / "faults" / f"{v}.{name}").exists() for v in victims), f"{name}", 60)
+                wait_for(lambda: all(fleet.fired(v, name) for v in victims), f"{name}", 60)
                 wait_for(lambda: not any(fleet.alive(v) for v in victims), "them to die there")
                 fleet.up()
                 text = reply.result().text

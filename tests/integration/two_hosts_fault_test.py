@@ -120,9 +120,8 @@ def lose_a_host(real, supervise):
             across(fleet)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(streams, fleet, real)
-                fired = fleet.run / "faults" / f"{instance}.{name}"
-                wait_for(lambda: fired.exists() or asked.done(), f"{instance} to reach {name}")
-                assert fired.exists(), f"{name} was never reached"
+                wait_for(lambda: fleet.stopped_at(instance, name) or asked.done(), f"{instance} to stop at {name}")
+                assert fleet.fired(instance, name), f"{name} was never reached"
                 if not supervise:
                     # The other host is all there is.
                     for program in ("di-prefill", "di-decode"):

@@ -83,17 +83,16 @@ def loop(real, conf, instances, host, steer=lambda fleet: None, hits=(1,), at_a_
         print(f"  {instance} {name}:{hit}", flush=True)
         with Fleet(conf, [*overrides, f"{instance}:fault.at={name}:{hit}=kill"], supervise=True) as fleet:
             steer(fleet)
-            fired = fleet.run / "faults" / f"{instance}.{name}"
             for again in range(3):
                 if again == 2:
                     # What is not reached by computing and by arena hits is reached by a fetch from the store.
                     wait_for(lambda: not fleet.held(), "write-backs to be done", 60)
-                    if not fired.exists():  # else it may have been the host, which is on its way back
+                    if not fleet.fired(instance, name):  # else it may have been the host, which is on its way back
                         fleet.ctl("kv", "drop", "arena", host)
                 check(fleet, real, expected, (name, hit))
-                if fired.exists() or hit > 1:
+                if fleet.fired(instance, name) or hit > 1:
                     break
-            assert fired.exists() or hit > 1, f"{name} was never reached"
+            assert fleet.fired(instance, name) or hit > 1, f"{name} was never reached"
             fleet.await_idle(60)
 
     cases = [(instances[program](name), name, hit) for program in ("di-prefill", "di-decode", "di-kvd", "di-meta")

@@ -48,11 +48,16 @@ def wait_for(condition, what, seconds=30.0, every=0.02):
         tick.wait(every)
 
 
+def process_stat(pid):
+    """Its fields from the state on (proc(5))."""
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
 def running(pid):
     """Whether it still does anything: who has ended is there until somebody has looked after it, which may take
     seconds where daemons are left to the system."""
     try:
-        state, *fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        state, *fields = process_stat(pid)
     except OSError:
         return False
     return state not in "ZX" or int(fields[16]) > 1  # threads
@@ -174,6 +179,15 @@ class Fleet:
     def message_sockets(self):
         """Unix sockets that messages go through.  A di-hold takes descriptors from its own di-kvd, no messages."""
         return sorted(path.name for path in self.run.glob("*.sock") if not path.name.startswith("di-hold."))
+
+    def fired(self, instance, point):
+        """Whether the fault that is armed there has come to pass."""
+        return (self.run / "faults" / f"{instance}.{point}").exists()
+
+    def stopped_at(self, instance, point):
+        """The same of `point=stop`, and that it stands still: it marks the fault a moment before it stops, and a SIGCONT
+        of that moment would be lost and leave it standing."""
+        return self.fired(instance, point) and process_stat(self.pid(instance))[0] == "T"
 
     def kill(self, instance, sig=signal.SIGKILL):
         pid = self.pid(instance)
