@@ -335,7 +335,7 @@ Index::Store* Index::store_of(const Holder& holder, std::uint32_t* number) {
 void Index::lost(const Holder& holder, Instant now) {
   if (arenas_.is_host(holder)) {
     arenas_.lost(holder);
-    for (const std::uint64_t id : repairs_.running_of(holder)) end_repair(id, Code::unreachable, {}, now);
+    for (const std::uint64_t id : repairs_.running_of(holder)) give_up_repair(id, Code::unreachable, now);
   }
   std::uint32_t number = 0;
   if (Store* store = store_of(holder, &number)) {
@@ -619,7 +619,7 @@ std::vector<Index::Free> Index::step(Instant now) {
     for (const auto& [volume, state] : store.volumes) placements_.replace({number, volume});
     if (store.columns > 0) repair_now(now);
   }
-  while (const auto id = repairs_.overdue(now)) end_repair(*id, Code::timeout, {}, now);
+  while (const auto id = repairs_.overdue(now)) give_up_repair(*id, Code::timeout, now);
   if (scan_at_ <= now) scan_for_repairs(now);
 
   std::map<std::pair<std::uint32_t, bool>, Free> due;  // store, single columns

@@ -79,9 +79,10 @@
 namespace di::directory {
 
 inline constexpr Duration put_ttl = seconds(30);
-// A store may still be writing a column when the put lapses or its writer dies: the slot is freed this
-// much later, when the write has long ended one way or the other.
-inline constexpr Duration put_grace = seconds(30);
+// A column may still be on its way to a store when the put lapses or its writer dies: what is freed meanwhile, the
+// store frees when it is written, so the free only has to come after the column.  Longer than a peer may be silent
+// before it is given up, and what it sent with it; what comes later still, an inventory finds.
+inline constexpr Duration put_grace = seconds(5);
 
 inline constexpr std::size_t match_keys_max = 65536;     // messages.def, meta_match
 inline constexpr std::size_t inventory_part_max = 1024;  // messages.def, meta_inventory
@@ -509,7 +510,9 @@ class Index final : private BlockMap::Keys {
   // The host with the fewest repairs; among equals they take turns.
   [[nodiscard]] std::optional<Holder> repair_host();
   [[nodiscard]] std::optional<Repair> start_repair(std::uint64_t id, Instant now);
-  RepairEnd end_repair(std::uint64_t id, Code code, std::span<const std::uint32_t> written, Instant now);
+  // Its host is gone, or says nothing.
+  RepairEnd give_up_repair(std::uint64_t id, Code code, Instant now);
+  RepairEnd end_repair(const wire::meta_repaired& message, Instant now);
   // Of a cross-check.
   RepairEnd verdict(std::uint64_t id, Code code, Instant now);
   // Draws one when it is time.

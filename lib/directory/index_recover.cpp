@@ -518,7 +518,13 @@ Index::RepairEnd Index::repaired(const Holder& host, const wire::meta_repaired& 
     if (message.code == wire_code(Code::no_space) && stores_[aim.target.store].up)
       make_room(aim.target.store, aim.bytes, now);
   }
-  return end_repair(message.stripe, static_cast<Code>(message.code), message.written, now);
+  return end_repair(message, now);
+}
+
+Index::RepairEnd Index::give_up_repair(std::uint64_t id, Code code, Instant now) {
+  wire::meta_repaired unknown{id, wire_code(code), {}, {}};
+  for (const RepairQueue::Aim& aim : repairs_.running(id)->aims) unknown.unanswered.push_back(aim.column);
+  return end_repair(unknown, now);
 }
 
 Index::RepairEnd Index::verdict(std::uint64_t id, Code code, Instant now) {
@@ -536,8 +542,9 @@ Index::RepairEnd Index::verdict(std::uint64_t id, Code code, Instant now) {
   return RepairEnd::wrong;
 }
 
-Index::RepairEnd Index::end_repair(std::uint64_t id, Code code, std::span<const std::uint32_t> written,
-                                   Instant now) {
+Index::RepairEnd Index::end_repair(const wire::meta_repaired& message, Instant now) {
+  const std::uint64_t id = message.stripe;
+  const auto code = static_cast<Code>(message.code);
   if (repairs_.cross_checks(id)) {
     const RepairQueue::Running ended = repairs_.finish(id, false, now);
     leases_.release(ended.host, ended.lease);
@@ -546,14 +553,13 @@ Index::RepairEnd Index::end_repair(std::uint64_t id, Code code, std::span<const 
     return end;
   }
   const std::uint32_t slot = stripes_.find(id);
-  const auto is_written = [&](std::uint32_t column) {
-    return std::find(written.begin(), written.end(), column) != written.end();
+  const auto is_among = [](const std::vector<std::uint32_t>& columns, std::uint32_t column) {
+    return std::find(columns.begin(), columns.end(), column) != columns.end();
   };
+  const auto is_written = [&](std::uint32_t column) { return is_among(message.written, column); };
   const auto& aims = repairs_.running(id)->aims;
-  const auto failed = std::count_if(aims.begin(), aims.end(),
-                                    [&](const RepairQueue::Aim& aim) { return !is_written(aim.column); });
-  const bool all = failed == 0;
-  const bool refused = code == Code::no_space && failed == 1;  // nothing of it can have been written
+  const bool all = std::all_of(aims.begin(), aims.end(),
+                               [&](const RepairQueue::Aim& aim) { return is_written(aim.column); });
   const bool wrong = code == Code::corrupt;  // every column is what it was, and no other can be made
   const RepairQueue::Running ended = repairs_.finish(id, slot != none && !all && !wrong, now);
   leases_.release(ended.host, ended.lease);
@@ -568,11 +574,14 @@ Index::RepairEnd Index::end_repair(std::uint64_t id, Code code, std::span<const 
   std::vector<Gone> gone;
   for (const RepairQueue::Aim& aim : ended.aims) {
     remove_bytes(aim.target, aim.bytes);
-    if (refused && !is_written(aim.column)) continue;
-    if (slot == none || !is_written(aim.column)) {
-      // Whatever came of it; it may still be being written.
-      gone.push_back({aim.target.store, aim.column, aim.bytes,
-                      now + (is_written(aim.column) ? Duration{0} : put_grace)});
+    if (!is_written(aim.column)) {
+      // It may still be on its way; a store that went tells what it has when it is back.
+      if (is_among(message.unanswered, aim.column) && stores_[aim.target.store].up)
+        gone.push_back({aim.target.store, aim.column, aim.bytes, now + put_grace});
+      continue;
+    }
+    if (slot == none) {
+      gone.push_back({aim.target.store, aim.column, aim.bytes, now});
       continue;
     }
     const StripeColumn* known = stripes_.at(slot).column(aim.column);

@@ -17,13 +17,11 @@ Repairs::Repairs(const Limits& limits, Pages& pages, ArenaPort& port, DataPort& 
       numbers_(numbers),
       out_(out) {}
 
-void Repairs::answer(const wire::Scope& scope, std::uint64_t stripe, Code code,
-                     std::vector<std::uint32_t> written) {
+void Repairs::answer(const wire::Scope& scope, const wire::meta_repaired& message) {
   const std::optional<Peer> meta = peers_.meta_up();
   if (!meta) return;
-  out_.push_back(wire::Envelope::make(
-      meta->instance, meta->generation, {scope.request, scope.attempt, 0, 0},
-      wire::meta_repaired{stripe, static_cast<std::uint16_t>(code), std::move(written)}));
+  out_.push_back(
+      wire::Envelope::make(meta->instance, meta->generation, {scope.request, scope.attempt, 0, 0}, message));
 }
 
 const wire::Column* Repairs::source_of(const StripePlan& plan, std::uint16_t column) const {
@@ -39,7 +37,7 @@ void Repairs::begin(const wire::Scope& scope, const wire::meta_repair& message, 
   leases_.hold(message.lease, message.ttl_ms, now);
   const auto refuse = [&](Code code) {
     ++counters_.refused;
-    answer(scope, stripe, code, {});
+    answer(scope, {stripe, static_cast<std::uint16_t>(code), {}, {}});
     leases_.drop(message.lease);
   };
   if (by_stripe_.contains(stripe)) return leases_.drop(message.lease);  // said twice: one answer is enough
@@ -299,6 +297,7 @@ void Repairs::store_lost(const Peer& store) {
       if (target.store == store) lost.push_back(number);
     }
     for (const std::uint16_t number : lost) {
+      found->second.unanswered.push_back(number);
       const bool last = found->second.targets.size() == 1;
       target_over(found, number, Code::unreachable);
       if (last) break;
@@ -312,7 +311,9 @@ void Repairs::end(Found found, Code code) {
   repairs_.erase(found);
   by_stripe_.erase(over.stripe);
   rebuilds_.drop_repair(number);
+  std::vector<std::uint32_t> unanswered = over.unanswered;
   for (const auto& [column, target] : over.targets) {
+    if (!target.store.instance.empty()) unanswered.push_back(column);
     if (target.transfer != 0) data_.conceal(target.store, target.transfer);
     if (target.read == 0) continue;
     by_transfer_.erase(target.read);
@@ -320,7 +321,7 @@ void Repairs::end(Found found, Code code) {
   }
   for (const std::uint32_t slot : over.scratch) pages_.scrap(slot);
   if (code != Code::ok && !over.cross_check) ++counters_.failed;
-  answer(over.scope, over.stripe, code, over.written);
+  answer(over.scope, {over.stripe, static_cast<std::uint16_t>(code), over.written, unanswered});
   leases_.drop(over.lease);
 }
 

@@ -13,7 +13,7 @@
 //   making   the rebuild is done                        putting; kv_put per column whose store is up
 //   making   the rebuild failed                         (none); meta_repaired: unreachable
 //   making   what it makes is not what the plan says    (none); meta_repaired: corrupt, the stripe was encoded wrong
-//   putting  the last kv_put_done, its store lost       (none); meta_repaired with what is written
+//   putting  the last kv_put_done, its store lost       (none); meta_repaired with what is written and what may be
 // A cross-check is a repair without targets: it reads the data columns and parity 0, which is to be their XOR.
 // That finds what no checksum can: a stripe that was encoded wrong, of which every column is what it was.
 //   (none)   meta_repair without targets, all of those can be read, a place and scratch  copying
@@ -113,7 +113,8 @@ class Repairs {
     std::map<std::uint16_t, Target> targets;  // not yet written; of a cross-check what it reads
     std::vector<std::uint32_t> scratch;
     std::vector<std::uint32_t> written;
-    Code code = Code::ok;  // the first thing that went wrong
+    std::vector<std::uint32_t> unanswered;  // asked for, and their stores lost
+    Code code = Code::ok;                   // the first thing that went wrong
     Instant deadline;
   };
   using Found = std::map<std::uint64_t, Repair>::iterator;
@@ -128,7 +129,7 @@ class Repairs {
   void target_over(Found found, std::uint16_t column, Code code);
   // Answers and gives everything back.
   void end(Found found, Code code);
-  void answer(const wire::Scope& scope, std::uint64_t stripe, Code code, std::vector<std::uint32_t> written);
+  void answer(const wire::Scope& scope, const wire::meta_repaired& message);
 
   const Limits limits_;
   Pages& pages_;

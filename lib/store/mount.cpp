@@ -86,12 +86,13 @@ Result<Put> Mount::put_begin(const Shard& shard, bool repair) {
   return put;
 }
 
-void Mount::put_end(const Put& put, const PutOutcome& outcome) {
+bool Mount::put_end(const Put& put, const PutOutcome& outcome) {
   const bool was_broken = volume_->broken();
-  volume_->put_end(put, outcome);
+  const bool there = volume_->put_end(put, outcome);
   if (volume_->broken() && !was_broken) tell_broken(outcome.status.error());
   sync_soon();
   close_when_idle();
+  return there;
 }
 
 std::uint32_t Mount::free(std::uint64_t stripe, std::optional<std::uint16_t> column) {

@@ -95,7 +95,7 @@ class Mount {
   [[nodiscard]] Code put_refusal() const;
   // Errors: as of Volume; over_budget, when it is no repair.  The volume must be open.
   Result<Put> put_begin(const Shard& shard, bool repair);
-  void put_end(const Put& put, const PutOutcome& outcome);
+  bool put_end(const Put& put, const PutOutcome& outcome);
   // `then` is told ok when everything that had ended before is durable, or io.
   void after_flush(std::function<void(Code)> then);
   std::uint32_t free(std::uint64_t stripe, std::optional<std::uint16_t> column = {});

@@ -551,7 +551,7 @@ void Server::put_write(const std::shared_ptr<PutWork>& work) {
 }
 
 void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& outcome) {
-  work->mount->put_end(work->put, outcome);
+  const bool there = work->mount->put_end(work->put, outcome);
   Held& held = held_by_[work->mount->number()];
   --held_.puts;
   --held.puts;
@@ -573,6 +573,9 @@ void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& o
     log_warn("store", "put failed",
              {{"stripe", shard.stripe}, {"column", shard.column}, {"error", outcome.status.error()}});
     answer(outcome.status.error().code);
+  } else if (!there) {
+    ++counters_.columns_freed;
+    answer(Code::cancelled);
   } else {
     ++counters_.puts;
     counters_.put_bytes += shard.payload_bytes();

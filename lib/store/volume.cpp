@@ -315,19 +315,20 @@ Result<Put> Volume::put_begin(const Shard& shard) {
   if (segment.used++ == 0) empty_.erase(*number);
   if (segment.used == segment.slots.size()) with_room_[shard.slot_class].erase(*number);
   segment.touched = sync_number_;
-  writing_.insert({shard.stripe, shard.column});
+  writing_.emplace(std::pair(shard.stripe, shard.column), false);
   ++stats_.writing;
   return put;
 }
 
-void Volume::put_end(const Put& put, const PutOutcome& outcome) {
+bool Volume::put_end(const Put& put, const PutOutcome& outcome) {
   const Shard& shard = put.header.shard;
   Segment& segment = segments_[put.at.segment];
   Slot& slot = slot_at(put.at);
   DI_ASSERT(slot.state == SlotState::writing);
   --segment.writing;
   segment.touched = sync_number_;
-  writing_.erase({shard.stripe, shard.column});
+  const auto written = writing_.extract({shard.stripe, shard.column});
+  DI_ASSERT(!written.empty());
   --stats_.writing;
   if (outcome.metadata_failed) broken_ = true;
   if (outcome.status.ok()) {
@@ -343,19 +344,22 @@ void Volume::put_end(const Put& put, const PutOutcome& outcome) {
     stats_.payload_bytes_live += slot.payload_bytes;
     stats_.slot_bytes_live += segment.record.slot_class.slot_bytes;
     mark_dirty(put.at);
-  } else {
-    if (outcome.slot_touched) {
-      // The header may be there: a record of this sequence says that it does not count.
-      slot.sequence = put.header.sequence;
-      mark_dirty(put.at);
-    }
-    if (outcome.slot_touched && !outcome.slot_sound) {
-      slot.state = SlotState::bad;
-      ++stats_.slots_bad;
-    } else {
-      release(put.at);
-    }
+    if (!written.mapped()) return true;
+    free(shard.stripe, shard.column);
+    return false;
   }
+  if (outcome.slot_touched) {
+    // The header may be there: a record of this sequence says that it does not count.
+    slot.sequence = put.header.sequence;
+    mark_dirty(put.at);
+  }
+  if (outcome.slot_touched && !outcome.slot_sound) {
+    slot.state = SlotState::bad;
+    ++stats_.slots_bad;
+  } else {
+    release(put.at);
+  }
+  return false;
 }
 
 std::optional<std::uint32_t> Volume::segment_with_room(const SlotClass& slot_class) {
@@ -434,6 +438,9 @@ bool Volume::holds(const Read& read) const {
 }
 
 std::uint32_t Volume::free(std::uint64_t stripe, std::optional<std::uint16_t> column) {
+  for (auto at = writing_.lower_bound({stripe, 0}); at != writing_.end() && at->first.first == stripe; ++at) {
+    if (!column || at->first.second == *column) at->second = true;
+  }
   std::uint32_t count = 0;
   const auto stripe_of = [this](std::uint32_t number) { return slot_at(address_of(number)).stripe; };
   while (true) {

@@ -23,7 +23,7 @@
 // States of a slot:
 //   state    put_begin  put_end ok  put_end failed  read_begin  free            last read_end
 //   free     writing
-//   writing             live        bad (free: see PutOutcome)  not_found
+//   writing             live        bad (free: see PutOutcome)  not_found       writing, and free at put_end
 //   live                                            live        free or doomed
 //   doomed                                          not_found   not_found       free
 //   bad      (its write failed: not used again until the volume is opened anew)
@@ -113,8 +113,8 @@ class Volume {
   // Errors: exists (the column is there or being written), no_space, busy (too many open segments: after
   // the next sync), unsupported (the class does not fit a segment), io (the volume is broken).
   Result<Put> put_begin(const Shard& shard);
-  // The slot is written (and readable from now on), or not.
-  void put_end(const Put& put, const PutOutcome& outcome);
+  // The slot is written and readable from now on; false when it is not, or was freed while it was written.
+  bool put_end(const Put& put, const PutOutcome& outcome);
 
   // Errors: not_found.
   Result<Read> read_begin(std::uint64_t stripe, std::uint16_t column);
@@ -123,7 +123,8 @@ class Volume {
   // What was read is what the volume has of that column: it was not freed, and not written anew, meanwhile.
   [[nodiscard]] bool holds(const Read& read) const;
 
-  // Frees a column of a stripe, or all; returns how many there were.  A column being written is not found.
+  // Frees a column of a stripe, or all; returns how many there were.  One that is being written is not counted: it is
+  // freed at its put_end.
   std::uint32_t free(std::uint64_t stripe, std::optional<std::uint16_t> column = {});
 
   // Frees every column of which something lies at or behind `end`; (stripe, column) of each.
@@ -236,7 +237,7 @@ class Volume {
   std::set<std::uint32_t> empty_;  // bound segments without a used slot
   std::set<std::uint32_t> dirty_;  // segments with dirty pages
   std::set<std::uint32_t> open_;
-  std::set<std::pair<std::uint64_t, std::uint16_t>> writing_;
+  std::map<std::pair<std::uint64_t, std::uint16_t>, bool> writing_;  // whether it was freed meanwhile
   std::uint64_t next_sequence_ = 1;
   std::uint64_t sync_number_ = 1;
   std::uint64_t wear_told_ = 0;  // bytes written, as the last superblock says

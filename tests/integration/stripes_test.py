@@ -70,7 +70,15 @@ def replace(fleet, lost, by):
 
 
 def lost_and_replaced(fleet):
+    """What takes how long is printed: it is compared between transports."""
+    begun = time.monotonic()
+
+    def passed(what):
+        nonlocal begun
+        print(f"    {what}: {time.monotonic() - begun:.1f} s", flush=True)
+        begun = time.monotonic()
     texts = written(fleet)
+    passed("written")
     seeds = itertools.count(1000)
 
     def write():
@@ -80,17 +88,22 @@ def lost_and_replaced(fleet):
         before = rebuilt(fleet)
         read_back(fleet, texts, HOST, **SHORT)
         assert rebuilt(fleet) > before
+    passed("two are lost")
     # A third: what cannot be read is computed.
     lose(fleet, "node9")
     read_back(fleet, texts, HOST, whole=False, **SHORT)
+    passed("a third is lost")
     # It comes back with what it had.  The others do not: two new ones take their place.
     with meanwhile(write):
         replace(fleet, "node3", "node12")
         replace(fleet, "node7", "node13")  # di-up starts node9 too
         repairs_done(fleet, some=True, seconds=120)
+    passed("replaced and repaired")
     lose(fleet, "node0", "node5")
     read_back(fleet, texts, HOST, **SHORT)
+    passed("two more are lost")
     fleet.await_idle(60)
+    passed("idle")
 
 
 # F25: with 10+2.

@@ -20,7 +20,7 @@ class CrossCheckTest : public StripeTest {
     return std::move(repairs[0]);
   }
   Index::RepairEnd answer(const Index::Repair& repair, Code code, int s) {
-    return index->repaired(repair.host, {repair.message.stripe.stripe, code_of(code), {}}, at_s(s));
+    return index->repaired(repair.host, {repair.message.stripe.stripe, code_of(code), {}, {}}, at_s(s));
   }
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <set>
@@ -85,7 +86,10 @@ class World {
 
   // Everybody goes; nothing may be left.
   void finish() {
-    for (auto& [name, host] : hosts_) index_->lost({name, host.generation}, now_);
+    for (auto& [name, host] : hosts_) {
+      index_->lost({name, host.generation}, now_);
+      give_up_puts_of(name);
+    }
     leases_.clear();
     for (auto& [name, store] : stores_) {
       if (!store.up) store_returns(name, store);
@@ -317,19 +321,25 @@ class World {
     for (const auto& [number, page] : host.pages) delta.added.push_back(page);
     ASSERT_FALSE(index_->arena_delta({name, host.generation}, delta));
   }
+  void give_up_puts_of(const std::string& host) {
+    give_up([&](const Put& put) { return put.host == host; });
+  }
+  void give_up(const std::function<bool(const Put&)>& which) {
+    std::vector<std::uint64_t> ended;
+    for (const auto& [id, put] : open_) {
+      if (which(put)) ended.push_back(id);
+    }
+    for (const std::uint64_t id : ended) {
+      stores_.at(open_.at(id).store).doomed.insert(id);
+      forget_open(id);
+    }
+  }
   void host_restart() {
     const auto host = pick(hosts_);
     const Holder old{host->first, host->second.generation};
     index_->lost(old, now_);
     std::erase_if(leases_, [&](const auto& lease) { return lease.second.host == host->first; });
-    std::vector<std::uint64_t> lapsed;
-    for (const auto& [id, put] : open_) {
-      if (put.host == host->first) lapsed.push_back(id);
-    }
-    for (const std::uint64_t id : lapsed) {
-      stores_.at(open_.at(id).store).doomed.insert(id);
-      forget_open(id);
-    }
+    give_up_puts_of(host->first);
     if (rng_.chance(0.5)) {
       ++host->second.generation;
       host->second.pages.clear();
@@ -438,14 +448,7 @@ class World {
   }
   void lapse() {
     std::erase_if(leases_, [&](const auto& lease) { return lease.second.expires <= now_; });
-    std::vector<std::uint64_t> lapsed;
-    for (const auto& [id, put] : open_) {
-      if (put.deadline <= now_) lapsed.push_back(id);
-    }
-    for (const std::uint64_t id : lapsed) {
-      stores_.at(open_.at(id).store).doomed.insert(id);
-      forget_open(id);
-    }
+    give_up([&](const Put& put) { return put.deadline <= now_; });
   }
   void take_frees() {
     for (const Index::Free& free : index_->step(now_)) {

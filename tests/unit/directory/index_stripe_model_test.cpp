@@ -335,15 +335,19 @@ class World {
     const std::size_t at = rng_.below(running_.size());
     const Index::Repair repair = running_[at];
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(at));
-    wire::meta_repaired answer{repair.message.stripe.stripe, 0, {}};
+    wire::meta_repaired answer{repair.message.stripe.stripe, 0, {}, {}};
     for (const wire::Column& column : repair.message.targets) {
       Store& store = stores_.at(column.instance);
       const bool there = store.disk.contains({answer.stripe, column.column});
-      if (!store.up || there || rng_.chance(0.1)) {
-        // One without room has written nothing.
-        const bool full = !there && repair.message.targets.size() == 1 && rng_.chance(0.5);
-        answer.code = static_cast<std::uint16_t>(full ? Code::no_space : Code::io);
+      const bool answered = rng_.chance(0.9);
+      if (!store.up || there || (answered && rng_.chance(0.1))) {
+        answer.code = static_cast<std::uint16_t>(!there && rng_.chance(0.5) ? Code::no_space : Code::io);
         continue;
+      }
+      if (!answered) {
+        answer.code = static_cast<std::uint16_t>(Code::unreachable);
+        answer.unanswered.push_back(column.column);
+        if (rng_.chance(0.5)) continue;  // nor was it written
       }
       store.disk[{answer.stripe, column.column}] = {answer.stripe,
                                                     column.volume,
@@ -353,7 +357,7 @@ class World {
                                                     repair.message.pages,
                                                     repair.message.stripe.code,
                                                     repair.message.tenant};
-      answer.written.push_back(column.column);
+      if (answered) answer.written.push_back(column.column);
     }
     if (repair.message.targets.empty() && !settling_ && rng_.chance(0.4))
       answer.code = static_cast<std::uint16_t>(rng_.chance(0.5) ? Code::corrupt : Code::unreachable);

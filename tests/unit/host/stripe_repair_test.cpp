@@ -396,7 +396,34 @@ TEST(StripeRepair, WhatItsStoreRefusesIsNotWritten) {
   ASSERT_EQ(world.repaired.size(), 1u);
   EXPECT_EQ(world.repaired[0].code, static_cast<std::uint16_t>(Code::no_space));
   EXPECT_TRUE(world.repaired[0].written.empty());
+  EXPECT_TRUE(world.repaired[0].unanswered.empty());
   world.expect_nothing_held();
+}
+
+// A store that is asked and says nothing may have written; one that was never reached has not.
+TEST(StripeRepair, OnlyWhatAStoreWasAskedForMayBeWritten) {
+  enum class Moment { before_the_put, store_lost, store_silent };
+  for (const Moment moment : {Moment::before_the_put, Moment::store_lost, Moment::store_silent}) {
+    SCOPED_TRACE(static_cast<int>(moment));
+    Repaired world(4);
+    world.lose(0);
+    if (moment == Moment::before_the_put) world.kill_store(world.target);
+    world.repair(world.order());
+    while (moment != Moment::before_the_put && (world.work.empty() || !world.work.front().put)) {
+      ASSERT_TRUE(world.go_on() || world.step());
+    }
+    if (moment == Moment::store_lost) world.kill_store(world.target);
+    if (moment == Moment::store_silent) {
+      world.work.clear();
+      world.advance(seconds(60));
+    }
+    world.settle();
+    ASSERT_EQ(world.repaired.size(), 1u);
+    EXPECT_TRUE(world.repaired[0].written.empty());
+    EXPECT_EQ(world.repaired[0].unanswered, moment == Moment::before_the_put ? std::vector<std::uint32_t>{}
+                                                                             : std::vector<std::uint32_t>{0});
+    world.expect_nothing_held();
+  }
 }
 
 TEST(StripeRepair, IsWrittenWhateverTheWriteBudgetHas) {

@@ -844,7 +844,7 @@ TEST_F(ServiceTest, RepairsGoToAHostAndComeBack) {
   ASSERT_TRUE(until([&] { return host->repair.has_value(); }));
   EXPECT_EQ(host->repair->stripe.stripe, host->opened->stripe);
   EXPECT_EQ(host->repair->targets, (std::vector<wire::Column>{{"di-kvd.store1", 0, 0}}));
-  host->ask(wire::meta_repaired{host->opened->stripe, 0, {0}});
+  host->ask(wire::meta_repaired{host->opened->stripe, 0, {0}, {}});
   EXPECT_TRUE(until([&] { return !store->freed.empty(); }));
   EXPECT_EQ(directory->service->index().leases(), 0U);
   EXPECT_EQ(directory->service->index().counters().columns_repaired, 1U);

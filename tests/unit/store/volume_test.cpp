@@ -228,9 +228,29 @@ TEST(Volume, column_being_written_exists_and_is_not_readable) {
   ASSERT_TRUE(put.ok());
   EXPECT_EQ(shelf.put(1, 8).error().code, Code::exists);
   EXPECT_EQ(shelf.get(1).error().code, Code::not_found);
-  EXPECT_EQ(shelf.volume->free(1), 0u);
-  shelf.volume->put_end(*put, shelf.run(*put, 8));
+  EXPECT_TRUE(shelf.volume->put_end(*put, shelf.run(*put, 8)));
   EXPECT_TRUE(shelf.get(1).ok());
+}
+
+// The free of a put that was given up came while its column was written, found nothing, and the column stayed.
+TEST(Volume, column_freed_while_it_is_written_does_not_stay) {
+  Shelf shelf(16 * mib, 4 * mib);
+  const auto freed = shelf.volume->put_begin(shard_of(shelf.layout, 1, 8));
+  const auto other = shelf.volume->put_begin(shard_of(shelf.layout, 2, 8));
+  ASSERT_TRUE(freed.ok() && other.ok());
+  EXPECT_EQ(shelf.volume->free(1, 7), 0u);  // another column
+  EXPECT_EQ(shelf.volume->free(2, 7), 0u);
+  EXPECT_EQ(shelf.volume->free(1), 0u);
+  EXPECT_FALSE(shelf.volume->put_end(*freed, shelf.run(*freed, 8)));
+  EXPECT_TRUE(shelf.volume->put_end(*other, shelf.run(*other, 8)));
+  EXPECT_EQ(shelf.get(1).error().code, Code::not_found);
+  EXPECT_EQ(shelf.volume->stats().slots_live, 1u);
+  EXPECT_EQ(shelf.volume->stats().writing, 0u);
+  EXPECT_TRUE(shelf.put(1, 8).ok());
+  EXPECT_EQ(shelf.volume->free(1), 1u);
+  ASSERT_TRUE(shelf.sync().ok());
+  shelf.reopen();
+  EXPECT_EQ(shelf.stripes(), std::vector<std::uint64_t>{2});
 }
 
 TEST(Volume, payload_that_does_not_match_is_not_written) {
