@@ -1,25 +1,23 @@
 #include "http/server.h"
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <ctime>
 #include <vector>
 
 #include "base/assert.h"
 #include "base/fd.h"
 #include "base/log.h"
 #include "http/address.h"
-#include "http/status.h"
+#include "http/answer.h"
+#include "http/listener.h"
 #include "http/wheel.h"
 
 namespace di::http {
@@ -27,28 +25,10 @@ namespace di::http {
 namespace {
 
 constexpr std::size_t read_bytes_max = 64 << 10;  // one read; the buffer is shared by all connections
-constexpr int listen_backlog = 1024;
-
-bool same_word(std::string_view a, std::string_view lower) {
-  return a.size() == lower.size() && std::equal(a.begin(), a.end(), lower.begin(), [](char x, char y) {
-           return (x >= 'A' && x <= 'Z' ? static_cast<char>(x - 'A' + 'a') : x) == y;
-         });
-}
 
 void set_option(int fd, int level, int name, int value) {
   // Options that speed up or bound a connection; without them it still works.
   if (::setsockopt(fd, level, name, &value, sizeof value) != 0) return;
-}
-
-void append_chunk(std::string& out, std::string_view bytes) {
-  if (bytes.empty()) return;  // an empty chunk would end the body
-  char hex[16];
-  std::size_t at = sizeof hex;
-  for (std::size_t rest = bytes.size(); rest > 0; rest >>= 4) hex[--at] = "0123456789abcdef"[rest & 15];
-  out.append(hex + at, sizeof hex - at);
-  out.append("\r\n");
-  out.append(bytes);
-  out.append("\r\n");
 }
 
 }  // namespace
@@ -98,16 +78,6 @@ struct Server::Impl {
     std::size_t backlog() const { return out.size() - out_sent; }
   };
 
-  struct Listener {
-    Fd fd;
-    std::optional<loop::Watch> watch;
-    std::string path;  // of a Unix socket: removed with the listener
-    ~Listener() {
-      watch.reset();
-      if (!path.empty()) ::unlink(path.c_str());
-    }
-  };
-
   struct GoneNotice {
     ExchangeId id;
     Gone why;
@@ -131,54 +101,16 @@ struct Server::Impl {
   // Listening.
 
   Result<std::string> listen(std::string_view text) {
-    const auto address = address_parse(text);
-    if (!address) return address.error();
-    auto listener = std::make_unique<Listener>();
-    const std::string what = "listen " + std::string(text);
-    listener->fd = Fd(::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!listener->fd.valid()) return errno_error(what);
-    const int fd = listener->fd.get();
-    if (address->is_unix()) {
-      DI_TRY(unix_path_free(*address, what));
-    } else {
-      set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    }
-    if (::bind(fd, address->get(), address->bytes) != 0) {
-      if (errno == EADDRINUSE) return Error{Code::busy, EADDRINUSE, what + ": the address is in use"};
-      return errno_error(what);
-    }
-    listener->path = address->path;
-    if (address->is_unix() && ::chmod(address->path.c_str(), 0660) != 0) return errno_error(what);
-    if (::listen(fd, listen_backlog) != 0) {
-      if (errno == EADDRINUSE) return Error{Code::busy, EADDRINUSE, what + ": the address is in use"};
-      return errno_error(what);
-    }
-    SocketAddress actual;
-    actual.bytes = sizeof actual.storage;
-    if (::getsockname(fd, actual.get(), &actual.bytes) != 0) return errno_error(what);
-    listener->watch.emplace(loop, fd, "http accept");
-    listener->watch->on_readable([this, raw = listener.get()] { on_acceptable(*raw); });
-    listeners.push_back(std::move(listener));
-    return address->is_unix() ? std::string(text) : address_text(actual);
+    auto listener = listen_on(text);
+    if (!listener) return listener.error();
+    watch(**listener);
+    listeners.push_back(*std::move(listener));
+    return listeners.back()->address;
   }
 
-  // Removes a socket file that nobody listens on.
-  static Status unix_path_free(const SocketAddress& address, const std::string& what) {
-    struct stat info {};
-    if (::lstat(address.path.c_str(), &info) != 0) {
-      return errno == ENOENT ? Status() : Status(errno_error(what));
-    }
-    // Connecting to any other file is refused just like connecting to a dead socket.
-    if (!S_ISSOCK(info.st_mode)) {
-      return Error{Code::exists, EEXIST, what + ": there is a file that is not a socket"};
-    }
-    const Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!probe.valid()) return errno_error(what);
-    if (::connect(probe.get(), address.get(), address.bytes) == 0 || errno == EAGAIN) {
-      return Error{Code::busy, EADDRINUSE, what + ": the address is in use"};
-    }
-    if (errno == ECONNREFUSED && ::unlink(address.path.c_str()) != 0) return errno_error(what);
-    return {};
+  void watch(Listener& listener) {
+    if (!listener.watch) listener.watch.emplace(loop, listener.fd.get(), "http accept");
+    listener.watch->on_readable([this, &listener] { on_acceptable(listener); });
   }
 
   void on_acceptable(Listener& listener) {
@@ -212,8 +144,12 @@ struct Server::Impl {
     const Failure failure = failure_make(503, "too many connections");
     Headers headers = handler.own_headers(nullptr);
     headers.emplace_back("Retry-After", "1");
-    const std::string text =
-        head_text(503, headers, "application/json", failure.body.size(), "close", false) + failure.body;
+    const std::string text = answers.head({.status = 503,
+                                           .headers = headers,
+                                           .content_type = "application/json",
+                                           .length = failure.body.size(),
+                                           .connection = "close"}) +
+                             failure.body;
     if (::send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return;
     ::shutdown(fd, SHUT_WR);
   }
@@ -450,44 +386,6 @@ struct Server::Impl {
     return it != nullptr && it->generation == id.generation ? it : nullptr;
   }
 
-  std::string head_text(int status, const Headers& headers, std::string_view content_type,
-                        std::optional<std::size_t> length, std::string_view connection, bool chunked) {
-    std::string out;
-    out.reserve(256);
-    out.append("HTTP/1.1 ").append(std::to_string(status)).append(" ").append(status_reason(status));
-    out.append("\r\nDate: ").append(date_text()).append("\r\n");
-    for (const auto& [name, value] : headers) {
-      if (same_word(name, "connection")) continue;
-      if (same_word(name, "content-type")) content_type = {};
-      append_field(out, name, value);
-    }
-    if (!content_type.empty()) append_field(out, "Content-Type", content_type);
-    if (length) append_field(out, "Content-Length", std::to_string(*length));
-    if (chunked) append_field(out, "Transfer-Encoding", "chunked");
-    if (!connection.empty()) append_field(out, "Connection", connection);
-    out.append("\r\n");
-    return out;
-  }
-
-  // Values may come from a request (ids, names of models): a line break in one must not begin a field.
-  static void append_field(std::string& out, std::string_view name, std::string_view value) {
-    out.append(name).append(": ");
-    for (const char c : value) out.push_back(static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c);
-    out.append("\r\n");
-  }
-
-  std::string_view date_text() {
-    const std::time_t now = static_cast<std::time_t>(wall_clock_ms() / 1000);
-    if (now != date_s) {
-      date_s = now;
-      std::tm parts{};
-      ::gmtime_r(&now, &parts);
-      char text[40];
-      date.assign(text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &parts));
-    }
-    return date;
-  }
-
   void end_exchange(Connection& it) {
     if (it.generation == 0) return;
     it.generation = 0;
@@ -498,12 +396,6 @@ struct Server::Impl {
   static std::string_view connection_field(const Connection& it) {
     if (!it.keep_alive) return "close";
     return it.chunked ? "" : "keep-alive";
-  }
-
-  static bool wants_close(const Headers& headers) {
-    return std::any_of(headers.begin(), headers.end(), [](const auto& field) {
-      return same_word(field.first, "connection") && same_word(field.second, "close");
-    });
   }
 
   bool no_room_for(const Reply& reply) const {
@@ -525,9 +417,11 @@ struct Server::Impl {
     if (!reply.charged && no_room_for(reply)) return respond(it, too_many_answers(reply));
     if (draining || wants_close(reply.headers)) it.keep_alive = false;
     const bool bare = reply.status == 204 || reply.status == 304;
-    std::string text =
-        head_text(reply.status, reply.headers, reply.body.empty() ? "" : "application/json",
-                  bare ? std::nullopt : std::optional(reply.body.size()), connection_field(it), false);
+    std::string text = answers.head({.status = reply.status,
+                                     .headers = reply.headers,
+                                     .content_type = reply.body.empty() ? "" : "application/json",
+                                     .length = bare ? std::nullopt : std::optional(reply.body.size()),
+                                     .connection = connection_field(it)});
     if (!it.head_only && !bare) text.append(reply.body);
     end_exchange(it);
     flush(it, text);
@@ -566,7 +460,8 @@ struct Server::Impl {
     Connection* it = find(id);
     if (it == nullptr || it->phase != Phase::handling) return false;
     if (draining || !it->chunked || wants_close(headers)) it->keep_alive = false;
-    scratch = head_text(status, headers, "", std::nullopt, connection_field(*it), it->chunked);
+    scratch = answers.head(
+        {.status = status, .headers = headers, .connection = connection_field(*it), .chunked = it->chunked});
     it->phase = Phase::streaming;
     append_piece(*it, first);
     return send_stream(*it);
@@ -756,9 +651,7 @@ struct Server::Impl {
   void on_tick() {
     if (accept_paused) {
       accept_paused = false;
-      for (const auto& listener : listeners) {
-        listener->watch->on_readable([this, raw = listener.get()] { on_acceptable(*raw); });
-      }
+      for (const auto& listener : listeners) watch(*listener);
     }
     if (paused > 0) look_at_paused();
     due.clear();
@@ -855,8 +748,7 @@ struct Server::Impl {
   std::vector<std::uint32_t> due;
   std::array<char, read_bytes_max> buffer{};
   std::string scratch;
-  std::string date;
-  std::time_t date_s = 0;
+  AnswerText answers;
   std::uint64_t last_generation = 0;
   std::size_t live = 0;
   std::size_t exchanges = 0;
