@@ -17,10 +17,15 @@
 #include "base/fd.h"
 #include "http/address.h"
 #include "loop/loop.h"
+#include "tests/support/manual_loop.h"
 
 namespace di::http {
 
-inline constexpr Duration patience = seconds(10);  // until a test gives up, never how long it takes
+// The body of an answer that was read whole.
+inline std::string_view body_of(std::string_view answer) {
+  const std::size_t at = answer.find("\r\n\r\n");
+  return at == std::string_view::npos ? std::string_view() : answer.substr(at + 4);
+}
 
 class Peer {
  public:
@@ -40,14 +45,11 @@ class Peer {
   }
 
   void send(std::string_view bytes) {
-    EXPECT_TRUE(loop_.run_until(
-        [&] {
-          const ssize_t count = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-          if (count > 0) bytes.remove_prefix(static_cast<std::size_t>(count));
-          loop_.post("spin", [] {});
-          return bytes.empty();
-        },
-        patience));
+    EXPECT_TRUE(loop::turn_until(loop_, [&] {
+      const ssize_t count = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (count > 0) bytes.remove_prefix(static_cast<std::size_t>(count));
+      return bytes.empty();
+    }));
   }
   // Puts a few bytes into the socket; the loop does not run.
   void put(std::string_view bytes) {
@@ -57,16 +59,13 @@ class Peer {
   // Reads `count` bytes away, fewer when the server closes; returns how many.
   std::size_t take(std::size_t count) {
     std::size_t taken = 0;
-    EXPECT_TRUE(loop_.run_until(
-        [&] {
-          char buffer[65536];
-          loop_.post("spin", [] {});
-          const ssize_t got = ::recv(fd_.get(), buffer, std::min(count - taken, sizeof buffer), MSG_DONTWAIT);
-          if (got > 0) taken += static_cast<std::size_t>(got);
-          if (got == 0 || (got < 0 && errno != EAGAIN)) ended_ = true;
-          return ended_ || taken == count;
-        },
-        patience));
+    EXPECT_TRUE(loop::turn_until(loop_, [&] {
+      char buffer[65536];
+      const ssize_t got = ::recv(fd_.get(), buffer, std::min(count - taken, sizeof buffer), MSG_DONTWAIT);
+      if (got > 0) taken += static_cast<std::size_t>(got);
+      if (got == 0 || (got < 0 && errno != EAGAIN)) ended_ = true;
+      return ended_ || taken == count;
+    }));
     return taken;
   }
   // Runs the loop until `end` is in what was received, and takes everything up to it.
@@ -103,13 +102,10 @@ class Peer {
     return in_;
   }
   bool wait(const std::function<bool()>& done) {
-    return loop_.run_until(
-        [&] {
-          pull();
-          loop_.post("spin", [] {});
-          return done();
-        },
-        patience);
+    return loop::turn_until(loop_, [&] {
+      pull();
+      return done();
+    });
   }
   void leave() { fd_.reset(); }
   void reset() {

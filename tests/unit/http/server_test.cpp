@@ -16,6 +16,7 @@
 #include "http/address.h"
 #include "http/sse.h"
 #include "tests/support/http_peer.h"
+#include "tests/support/manual_loop.h"
 
 namespace di::http {
 namespace {
@@ -47,7 +48,7 @@ struct Recorder final : Handler {
   void on_empty() override { ++emptied; }
 };
 
-class ServerTest : public testing::Test {
+class ServerTest : public loop::ManualLoopTest {
  protected:
   void make(Server::Options options = {}) {
     server_ = std::make_unique<Server>(loop_, handler_, options);
@@ -57,19 +58,6 @@ class ServerTest : public testing::Test {
   }
   void SetUp() override { make(); }
 
-  bool until(const std::function<bool()>& done) {
-    return loop_.run_until(
-        [&] {
-          loop_.post("spin", [] {});
-          return done();
-        },
-        patience);
-  }
-  void advance(Duration by) {
-    bool done = false;
-    loop_.advance(by, [&] { done = true; });
-    ASSERT_TRUE(until([&] { return done; }));
-  }
   // The exchange of the next request that comes.
   ExchangeId request() {
     EXPECT_TRUE(until([&] { return !handler_.requests.empty(); }));
@@ -85,8 +73,6 @@ class ServerTest : public testing::Test {
     };
   }
 
-  ManualClock clock_;
-  loop::Loop loop_{{.name = "test", .manual = &clock_, .stall = seconds(60)}};
   Recorder handler_;
   std::unique_ptr<Server> server_;
   std::string address_;
@@ -97,7 +83,7 @@ const std::string get = "GET /x HTTP/1.1\r\nHost: di\r\n\r\n";
 const std::string post_head = "POST /p HTTP/1.1\r\nHost: di\r\n";
 
 std::string error_message(const std::string& answer) {
-  const auto json = Json::parse(std::string_view(answer).substr(answer.find("\r\n\r\n") + 4));
+  const auto json = Json::parse(body_of(answer));
   if (!json || json->find("error") == nullptr) return "no JSON error in: " + answer;
   EXPECT_NE(answer.find("Content-Type: application/json"), std::string::npos);
   return json->find("error")->find("message")->as_string();

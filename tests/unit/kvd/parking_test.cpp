@@ -61,6 +61,22 @@ struct ParkingTest : testing::Test {
   static void say(const Fd& connection, std::string_view line) {
     static_cast<void>(fd_packet_send(connection.get(), as_bytes(line), -1));
   }
+  // One put, taken.
+  Fd take() {
+    Fd connection = accept();
+    EXPECT_EQ(hear(connection), "put di-kvd.host0");
+    say(connection, "ok");
+    return connection;
+  }
+  // The memory is with the holder and is watched; the holder's end of the connection.
+  Fd park(Parking& parking, loop::Loop& loop) {
+    Fd connection;
+    std::jthread holder([&] { connection = take(); });
+    EXPECT_TRUE(parking.put(memory.get()).ok());
+    holder.join();
+    parking.watch(loop, memory.get());
+    return connection;
+  }
   // Nobody has unlinked the name and made another socket of it.
   [[nodiscard]] bool name_is_ours() const {
     struct stat status {};
@@ -102,17 +118,9 @@ TEST_F(ParkingTest, a_late_answer_is_not_taken_for_that_to_the_next_question) {
 }
 
 TEST_F(ParkingTest, what_nobody_asked_for_is_not_the_end_of_the_holder) {
-  Fd connection;
-  std::jthread holder([&] {
-    connection = accept();
-    EXPECT_EQ(hear(connection), "put di-kvd.host0");
-    say(connection, "ok");
-  });
   loop::Loop loop;
   Parking parking(Park::holder, directory, std::string(instance));
-  ASSERT_TRUE(parking.put(memory.get()).ok());
-  holder.join();
-  parking.watch(loop, memory.get());
+  const Fd connection = park(parking, loop);
   say(connection, "ok");
   // It is read, or the connection is ended for it.
   const auto told = [&] {
@@ -129,24 +137,14 @@ TEST_F(ParkingTest, what_nobody_asked_for_is_not_the_end_of_the_holder) {
 // One whose connection ended, for whatever reason, and that listens still.
 TEST_F(ParkingTest, a_holder_that_listens_is_asked_again_and_not_replaced) {
   remember_name();
-  Fd connection;
-  std::jthread holder([&] {
-    connection = accept();
-    EXPECT_EQ(hear(connection), "put di-kvd.host0");
-    say(connection, "ok");
-  });
   loop::Loop loop;
   Parking parking(Park::holder, directory, std::string(instance));
-  ASSERT_TRUE(parking.put(memory.get()).ok());
-  holder.join();
-  parking.watch(loop, memory.get());
+  const Fd connection = park(parking, loop);
   kept.reset();
   Fd next;
   std::atomic<bool> parked = false;
-  holder = std::jthread([&] {
-    next = accept();
-    EXPECT_EQ(hear(next), "put di-kvd.host0");
-    say(next, "ok");
+  std::jthread holder([&] {
+    next = take();
     parked = true;
   });
   ::shutdown(connection.get(), SHUT_RDWR);

@@ -11,11 +11,11 @@
 
 #include "base/json.h"
 #include "tests/support/http_peer.h"
+#include "tests/support/manual_loop.h"
 
 namespace di::router {
 namespace {
 
-using http::patience;
 using http::Peer;
 
 struct PlayedBackend final : Backend {
@@ -31,7 +31,7 @@ struct PlayedBackend final : Backend {
   bool serves() const override { return true; }
 };
 
-class FrontendTest : public testing::Test {
+class FrontendTest : public loop::ManualLoopTest {
  protected:
   void SetUp() override {
     char folder[] = "/tmp/di-router-XXXXXX";
@@ -78,19 +78,6 @@ class FrontendTest : public testing::Test {
   static std::string prompt(const std::string& more = "") {
     return R"({"model": "demo", "prompt": "What is di?")" + more + "}";
   }
-  bool until(const std::function<bool()>& done) {
-    return loop_.run_until(
-        [&] {
-          loop_.post("spin", [] {});
-          return done();
-        },
-        patience);
-  }
-  void advance(Duration by) {
-    bool done = false;
-    loop_.advance(by, [&] { done = true; });
-    ASSERT_TRUE(until([&] { return done; }));
-  }
   // The next request that was admitted.
   RequestId submitted() {
     EXPECT_TRUE(until([&] { return !backend_.submitted.empty(); }));
@@ -131,8 +118,6 @@ class FrontendTest : public testing::Test {
 
   std::string dir_;
   Config config_;
-  ManualClock clock_;
-  loop::Loop loop_{{.name = "test", .manual = &clock_, .stall = seconds(60)}};
   daemon::Metrics metrics_;
   PlayedBackend backend_;
   std::map<std::string, std::string> keys_;
@@ -201,7 +186,7 @@ TEST_F(FrontendTest, IsDrainedWhenEverythingIsWithTheClient) {
   EXPECT_EQ(told, 0);
   const std::string all = peer.read_all();
   EXPECT_EQ(status(all), 200);
-  const auto json = Json::parse(std::string_view(all).substr(all.find("\r\n\r\n") + 4));
+  const auto json = Json::parse(http::body_of(all));
   ASSERT_TRUE(json) << "whole";
   ASSERT_TRUE(until([&] { return told > 0; }));
   EXPECT_TRUE(front_->drained());
@@ -308,7 +293,7 @@ TEST_F(FrontendTest, APromptThatIsTooLongIsNamedAsItWasSent) {
       peer.send(post(path, R"({"model": "demo", )" + fields + "}"));
       const std::string answer = peer.read_answer();
       EXPECT_EQ(status(answer), 400) << answer;
-      const auto json = Json::parse(std::string_view(answer).substr(answer.find("\r\n\r\n") + 4));
+      const auto json = Json::parse(http::body_of(answer));
       ASSERT_TRUE(json);
       EXPECT_EQ(json->find("error")->find("code")->as_string(), "context_length_exceeded") << answer;
       EXPECT_EQ(json->find("error")->find("param")->as_string(), param);
