@@ -69,6 +69,7 @@ class HostRole final : public daemon::Program {
   void ctl_kv(daemon::Reply& reply) const;
   void ctl_holders(daemon::Reply& reply) const;
   void ctl_drop(daemon::Reply& reply);
+  [[nodiscard]] const std::uint64_t& pages_unrecorded() const;
 
   void deliver(const net::Incoming& in);
   void peer_up(const net::Member& member);
