@@ -35,14 +35,14 @@ void RankTable::add(const std::string& instance, std::uint32_t generation, std::
     info.model = model;
     info.place = place;
     info.credit.draining = true;  // until its first credit says otherwise
-    ranks_.emplace(RankName{instance, rank}, std::move(info));
+    count_in(ranks_.emplace(RankName{instance, rank}, std::move(info)).first->second);
   }
 }
 
 void RankTable::remove(const std::string& instance) {
   for (auto it = ranks_.lower_bound(RankName{instance, 0});
        it != ranks_.end() && it->first.instance == instance;) {
-    count(it->second, -1);
+    count_out(it->second);
     it = ranks_.erase(it);
   }
 }
@@ -52,14 +52,26 @@ bool RankTable::credit(const RankName& name, std::uint32_t generation, const wir
   if (found == ranks_.end() || found->second.generation != generation) return false;
   RankInfo& info = found->second;
   if (credit.seq <= info.credit.seq) return false;
-  count(info, -1);
+  count_out(info);
   info.credit = credit;
-  count(info, 1);
+  count_in(info);
   return true;
 }
 
-void RankTable::count(const RankInfo& info, int by) {
-  if (!info.credit.draining) open_[info.model][info.decode ? 1 : 0] += static_cast<std::uint32_t>(by);
+void RankTable::count_in(const RankInfo& info) {
+  Sum& sum = sums_[info.model];
+  if (!info.credit.draining) ++sum.open[info.decode ? 1 : 0];
+  if (!info.decode) return;
+  sum.capacities.insert(info.credit.kv_tokens_max);
+  if (info.takes_seat()) sum.rooms.insert(info.room_tokens());
+}
+
+void RankTable::count_out(const RankInfo& info) {
+  Sum& sum = sums_[info.model];
+  if (!info.credit.draining) --sum.open[info.decode ? 1 : 0];
+  if (!info.decode) return;
+  sum.capacities.erase(sum.capacities.find(info.credit.kv_tokens_max));
+  if (info.takes_seat()) sum.rooms.erase(sum.rooms.find(info.room_tokens()));
 }
 
 std::optional<RankName> RankTable::choose_prefill(const std::string& model, const Wish& wish) const {
@@ -80,17 +92,15 @@ std::optional<RankName> RankTable::choose_prefill(const std::string& model, cons
 
 std::optional<RankName> RankTable::choose_decode(const std::string& model, std::uint64_t tokens,
                                                  const Place& from, const Wish& wish,
-                                                 const std::optional<RankName>& avoid) const {
+                                                 const std::optional<RankName>& avoid) {
+  if (!has_seat(model, tokens)) return std::nullopt;
+  ++seat_walks_;
   std::optional<RankName> best;
   std::tuple<bool, bool, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
-  std::uint64_t largest = 0;
+  const std::uint64_t largest = *sums_.at(model).capacities.rbegin();
   for (const auto& [name, info] : ranks_) {
-    if (info.decode && info.model == model) largest = std::max(largest, info.credit.kv_tokens_max);
-  }
-  for (const auto& [name, info] : ranks_) {
-    if (!info.decode || info.model != model || info.credit.draining) continue;
-    if (info.sent_requests >= info.credit.granted_requests) continue;
-    if (tokens <= largest && info.outstanding_tokens + tokens > info.credit.kv_tokens_max) continue;
+    if (!info.decode || info.model != model || !info.takes_seat()) continue;
+    if (tokens <= largest && tokens > info.room_tokens()) continue;
     const std::uint32_t away = distance(from, info.place);
     // A link was too slow for this request: no other one is tried while there is a seat without a link.
     const bool far = !wish.near_host.empty() && away > 0;
@@ -102,6 +112,12 @@ std::optional<RankName> RankTable::choose_decode(const std::string& model, std::
     }
   }
   return best;
+}
+
+bool RankTable::has_seat(const std::string& model, std::uint64_t tokens) const {
+  const auto found = sums_.find(model);
+  if (found == sums_.end() || found->second.rooms.empty()) return false;
+  return tokens <= *found->second.rooms.rbegin() || tokens > *found->second.capacities.rbegin();
 }
 
 std::string RankTable::choose_host(const std::string& model, const Wish& wish) const {
@@ -121,11 +137,14 @@ std::string RankTable::choose_host(const std::string& model, const Wish& wish) c
 
 std::uint64_t RankTable::sent(const RankName& name, std::uint64_t cost_us, std::uint64_t tokens) {
   RankInfo& info = ranks_.at(name);
+  count_out(info);
   info.sent_us += cost_us;
   info.outstanding_us += cost_us;
   info.outstanding_tokens += tokens;
   ++info.outstanding;
-  return ++info.sent_requests;
+  ++info.sent_requests;
+  count_in(info);
+  return info.sent_requests;
 }
 
 void RankTable::returned(const RankName& name, std::uint32_t generation, std::uint64_t cost_us,
@@ -134,9 +153,11 @@ void RankTable::returned(const RankName& name, std::uint32_t generation, std::ui
   if (found == ranks_.end() || found->second.generation != generation) return;
   RankInfo& info = found->second;
   DI_ASSERT(info.outstanding > 0 && info.outstanding_us >= cost_us && info.outstanding_tokens >= tokens);
+  count_out(info);
   info.outstanding_us -= cost_us;
   info.outstanding_tokens -= tokens;
   --info.outstanding;
+  count_in(info);
 }
 
 const RankInfo* RankTable::find(const RankName& name) const {
@@ -145,8 +166,8 @@ const RankInfo* RankTable::find(const RankName& name) const {
 }
 
 bool RankTable::serves(const std::string& model, bool decode) const {
-  const auto found = open_.find(model);
-  return found != open_.end() && found->second[decode ? 1 : 0] > 0;
+  const auto found = sums_.find(model);
+  return found != sums_.end() && found->second.open[decode ? 1 : 0] > 0;
 }
 
 bool RankTable::reads_at(const std::string& model, const std::string& host) const {

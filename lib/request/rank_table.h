@@ -9,10 +9,12 @@
 // a host first (Wish).  Bound: ranks_max.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/assert.h"
@@ -62,6 +64,13 @@ struct RankInfo {
   [[nodiscard]] bool takes_bind() const {
     return !credit.draining && sent_requests < credit.granted_requests && sent_us < credit.granted_us;
   }
+  // It takes one more question for a seat, if its tokens fit.
+  [[nodiscard]] bool takes_seat() const {
+    return !credit.draining && sent_requests < credit.granted_requests;
+  }
+  [[nodiscard]] std::uint64_t room_tokens() const {
+    return credit.kv_tokens_max - std::min(outstanding_tokens, credit.kv_tokens_max);
+  }
 };
 
 class RankTable {
@@ -77,10 +86,11 @@ class RankTable {
   [[nodiscard]] std::optional<RankName> choose_prefill(const std::string& model, const Wish& wish) const;
   // The decode rank to ask for a seat of `tokens` known tokens, whose pages are at `from`; `avoid` is tried
   // last.  What is larger than every rank is asked of one all the same: its refusal ends the request,
-  // waiting would not.
+  // waiting would not.  Walks over the ranks only when one of them has a seat for it: those that wait ask often.
   [[nodiscard]] std::optional<RankName> choose_decode(const std::string& model, std::uint64_t tokens,
                                                       const Place& from, const Wish& wish,
-                                                      const std::optional<RankName>& avoid) const;
+                                                      const std::optional<RankName>& avoid);
+  [[nodiscard]] bool has_seat(const std::string& model, std::uint64_t tokens) const;
   // The di-kvd whose ranks will most likely take a request that waits: for a prefetch.  Empty: none.
   [[nodiscard]] std::string choose_host(const std::string& model, const Wish& wish) const;
   // Counts a bind or seat request; returns its number.
@@ -95,13 +105,23 @@ class RankTable {
   // One of prefill is, on this host.
   [[nodiscard]] bool reads_at(const std::string& model, const std::string& host) const;
   [[nodiscard]] std::uint64_t outstanding() const;
+  // Walks over the ranks for a seat.
+  [[nodiscard]] std::uint64_t seat_walks() const { return seat_walks_; }
 
  private:
-  void count(const RankInfo& info, int by);
+  // What is asked of all ranks of a model without a walk over them.
+  struct Sum {
+    std::array<std::uint32_t, 2> open{};      // prefill and decode ranks that take work
+    std::multiset<std::uint64_t> capacities;  // kv_tokens_max of the decode ranks
+    std::multiset<std::uint64_t> rooms;       // room_tokens of those that take a seat
+  };
+  // Out before a change of the rank, and in after it.
+  void count_in(const RankInfo& info);
+  void count_out(const RankInfo& info);
 
   std::map<RankName, RankInfo> ranks_;
-  std::map<std::string, std::array<std::uint32_t, 2>>
-      open_;  // by model: prefill and decode ranks that take work
+  std::map<std::string, Sum> sums_;  // by model
+  std::uint64_t seat_walks_ = 0;
 };
 
 }  // namespace di::request

@@ -720,6 +720,27 @@ TEST_F(RouterTest, ARefusedSeatIsAskedElsewhereAndLaterAgain) {
   EXPECT_EQ(attempt(id), 1);
 }
 
+TEST_F(RouterTest, RequestsThatWaitForASeatWalkedOverAllRanksAgainAndAgain) {
+  grant(decode0, 0);
+  grant(decode1, 0);
+  for (int i = 0; i < 12; ++i) matched(submit(), 0);
+  EXPECT_EQ(count<wire::prefill_bind>(), 12);
+  for (int i = 0; i < 20; ++i) {
+    grant(decode1, 0);
+    advance(milliseconds(50));
+  }
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  EXPECT_EQ(core->ranks().seat_walks(), 0U);
+  grant(decode0, 3);
+  advance(milliseconds(50));
+  EXPECT_EQ(count<wire::decode_seat>(), 3);
+  EXPECT_EQ(core->ranks().seat_walks(), 3U);
+  grant(decode1, 100);
+  advance(milliseconds(50));
+  EXPECT_EQ(count<wire::decode_seat>(), 12);
+  EXPECT_EQ(core->ranks().seat_walks(), 12U);
+}
+
 // The answer was lost, or the question: only the client's patience knew.
 TEST_F(RouterTest, ASeatWithoutAnAnswerIsAskedForAgain) {
   const RequestId id = submit();

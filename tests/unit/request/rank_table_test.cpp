@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <map>
 #include <tuple>
 #include <vector>
+
+#include "base/rng.h"
 
 namespace di::request {
 namespace {
@@ -199,6 +204,68 @@ TEST_F(RankTableTest, AReturningInstanceStartsOver) {
   table.remove("p.0");
   EXPECT_EQ(table.find(p0), nullptr);
   EXPECT_EQ(table.all().size(), 2U);
+}
+
+// Whether there is a seat is known without a walk, through every change of a rank.
+TEST(RankTableSeats, WhatIsKnownWithoutAWalkIsWhatAWalkFinds) {
+  constexpr std::uint64_t seed = 11;
+  std::printf("seed=%llu\n", static_cast<unsigned long long>(seed));
+  Rng rng(seed);
+  RankTable table;
+  std::map<std::string, std::uint32_t> generations;
+  struct Sent {
+    RankName name;
+    std::uint32_t generation;
+    std::uint64_t tokens;
+  };
+  std::vector<Sent> sent;
+  std::uint64_t seq = 0;
+  const auto walk = [&](const std::string& model, std::uint64_t tokens) {
+    std::uint64_t largest = 0;
+    for (const auto& [name, info] : table.all()) {
+      if (info.decode && info.model == model) largest = std::max(largest, info.credit.kv_tokens_max);
+    }
+    return std::ranges::any_of(table.all(), [&](const auto& entry) {
+      const RankInfo& info = entry.second;
+      return info.decode && info.model == model && !info.credit.draining &&
+             info.sent_requests < info.credit.granted_requests &&
+             (tokens > largest || info.outstanding_tokens + tokens <= info.credit.kv_tokens_max);
+    });
+  };
+  int with = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const RankName name{"d." + std::to_string(rng.below(4)), static_cast<std::uint16_t>(rng.below(2))};
+    const RankInfo* info = table.find(name);
+    const std::uint64_t what = rng.below(20);
+    if (what == 0) {
+      table.add(name.instance, ++generations[name.instance], 2, rng.chance(0.8), rng.chance(0.7) ? "m" : "n",
+                {});
+    } else if (what == 1) {
+      table.remove(name.instance);
+    } else if (what < 8 && info != nullptr) {
+      wire::rank_credit fresh = credit(++seq, info->sent_requests + rng.below(4), rng.below(6) * 50);
+      fresh.draining = rng.chance(0.1);
+      EXPECT_TRUE(table.credit(name, info->generation, fresh));
+    } else if (what < 14 && info != nullptr) {
+      sent.push_back({name, info->generation, 1 + rng.below(200)});
+      table.sent(name, 0, sent.back().tokens);
+    } else if (!sent.empty()) {
+      std::swap(sent[rng.below(sent.size())], sent.back());
+      table.returned(sent.back().name, sent.back().generation, 0, sent.back().tokens);
+      sent.pop_back();
+    }
+    for (const std::string model : {"m", "n", "other"}) {
+      const std::uint64_t tokens = 1 + rng.below(300);
+      const bool found = walk(model, tokens);
+      const std::uint64_t walks = table.seat_walks();
+      ASSERT_EQ(table.has_seat(model, tokens), found) << step;
+      ASSERT_EQ(table.choose_decode(model, tokens, {}, {}, std::nullopt).has_value(), found) << step;
+      ASSERT_EQ(table.seat_walks() - walks, found ? 1U : 0U);
+      with += found ? 1 : 0;
+    }
+  }
+  EXPECT_GT(with, 1000);
+  EXPECT_LT(with, 59000);
 }
 
 }  // namespace
