@@ -408,7 +408,7 @@ void Core::from_host(const Peer& host, const wire::Envelope& message, const Now&
 void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message) {
   wire::kv_opened answer;
   answer.tag = message.tag;
-  if (message.page_blocks.empty() || message.page_blocks.size() > options_.grants_max) {
+  if (message.page_blocks.empty()) {
     answer.code = static_cast<std::uint16_t>(Code::invalid);
   } else if (const auto slots = pages_.take(message.page_blocks, PageState::granted); !slots) {
     answer.code = static_cast<std::uint16_t>(slots.error().code);

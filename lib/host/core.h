@@ -66,7 +66,6 @@ class Core final : private Peers, private Handovers::Peers {
     Peer self;
     Pages::Options arena;
     std::uint32_t entries_max = 1024;
-    std::size_t grants_max = 4096;       // pages in one kv_open
     std::size_t delta_pages_max = 4096;  // pages in one meta_arena_delta
     Fetches::Limits fetch;
     Hedge::Limits hedge;

@@ -50,6 +50,11 @@ Status Pages::set_layout(const kv::Layout& layout) {
 Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> blocks, PageState state) {
   DI_ASSERT(state == PageState::granted || state == PageState::filling || state == PageState::scratch);
   if (!layout_) return Error{Code::busy, 0, "no layout is known yet"};
+  const auto never_fits = [&] {
+    ++counters_.room_refused;
+    return Error{Code::invalid, 0, "more than the arena holds"};
+  };
+  if (blocks.size() > options_.slots_max) return never_fits();
   std::vector<std::uint64_t> bytes;
   std::uint64_t room = 0;
   for (const std::uint32_t count : blocks) {
@@ -57,10 +62,7 @@ Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> bl
     bytes.push_back(layout_->page_bytes(count));
     room += room_bytes(count);
   }
-  if (room > pool_->bytes_total() || blocks.size() > options_.slots_max) {
-    ++counters_.room_refused;
-    return Error{Code::invalid, 0, "more than the arena holds"};
-  }
+  if (room > pool_->bytes_total()) return never_fits();
   const std::uint64_t slots_left = options_.slots_max - pool_->slots_used() + evictable_.size();
   if (room > pool_->bytes_free() + evictable_bytes_ || blocks.size() > slots_left) {
     ++counters_.room_refused;

@@ -41,6 +41,25 @@ TEST_F(PagesTest, GrantsAreAllOrNothingAndComeBackWithTheRelease) {
   EXPECT_TRUE(arena.slots.empty());
 }
 
+// Pages of one question were 4096 at most, and a longer prompt heard that it was longer than the arena.
+TEST_F(PagesTest, TheArenaAloneBoundsThePagesOfAQuestion) {
+  Core::Options large = options(20000);
+  large.arena.slots_max = 12000;
+  restart(large);
+  usual_peers();
+  const auto ask = [&](std::uint32_t number, std::size_t pages) {
+    say(prefill, scope(number), wire::kv_open{std::vector<std::uint32_t>(pages, 1), number});
+    return *heard<wire::kv_opened>(prefill);
+  };
+  const wire::kv_opened opened = ask(1, 10000);
+  EXPECT_EQ(opened.code, 0);
+  EXPECT_EQ(opened.slots.size(), 10000U);
+  EXPECT_EQ(ask(2, 5000).code, static_cast<std::uint16_t>(Code::busy));
+  EXPECT_EQ(ask(2, 12001).code, static_cast<std::uint16_t>(Code::invalid));
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_EQ(ask(2, 12000).slots.size(), 12000U);
+}
+
 TEST_F(PagesTest, ASealedPageIsToldToMetaAndFound) {
   const std::vector<Key> keys = test_keys(1, 0, 3);
   const wire::SlotRef slot = seal(prefill, scope(1), keys);
