@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <utility>
 
 #include "base/assert.h"
@@ -28,9 +27,6 @@ constexpr std::size_t turn_bytes = 4 << 20;
 // Where payload goes that nobody wants.
 constexpr std::size_t drain_bytes = 256 << 10;
 constexpr std::size_t connections_max = 2 * peers_max + 64;
-// Weight of the past in a link's rate falls to 1/e in this much busy time.
-constexpr double rate_memory_s = 0.5;
-constexpr Duration rate_sample = milliseconds(5);
 // More unread events than this: the loop is behind, and a rate is not worth the room.
 constexpr std::size_t rate_events_max = 1024;
 // Of every queued operation two (submit, cancel), of every exposure a few.
@@ -145,27 +141,25 @@ void Mover::carry_out_all() {
 
 void Mover::carry_out(Submit& submit) {
   const OpId id = submit.id;
-  Link* link = find_link(submit.peer);
+  Link* link = links_.find(submit.peer);
   if (link == nullptr) {
-    if (!make_room_for_link()) {
+    link = links_.add(submit.peer);
+    if (link == nullptr) {
       ops_.emplace(id, Op{std::move(submit), 0, 0, now_});
       end_op(id, Code::busy);
       return;
     }
-    link = &links_[submit.peer];
-    link->peer = submit.peer;
-    ring_.push_back(link);
   }
   link->wanted_at = now_;
   const auto cls = static_cast<std::size_t>(submit.cls);
   ops_.emplace(id, Op{std::move(submit), 0, 0, now_ + options_.op_wait});
-  if (link->state != LinkState::up && link->failures > 0) {
+  if (link->failed()) {
     end_op(id, Code::unreachable);
     return;
   }
   link->waiting[cls].push_back(id);
-  if (link->state == LinkState::idle) begin_dial(*link);
-  if (link->state == LinkState::up && !link->busy_from) link->busy_from = now_;
+  if (link->phase == LinkPhase::idle) begin_dial(*link);
+  if (link->phase == LinkPhase::up) link->rate.begin(now_);
 }
 
 void Mover::carry_out(Cancel& cancel) {
@@ -200,8 +194,8 @@ void Mover::carry_out(Grant& grant) {
 }
 
 void Mover::carry_out(Dial& dial) {
-  Link* link = find_link(dial.peer);
-  if (link == nullptr || link->state != LinkState::asked) return;  // the answer comes too late
+  Link* link = links_.find(dial.peer);
+  if (link == nullptr || link->phase != LinkPhase::asked) return;  // the answer comes too late
   if (!dial.ticket) {
     dial_failed(*link);
     return;
@@ -220,24 +214,24 @@ void Mover::carry_out(Dial& dial) {
   connection.peer = dial.peer;
   link->connection = &connection;
   link->ticket = *dial.ticket;
-  link->state = LinkState::connecting;
+  link->phase = LinkPhase::connecting;
   arm(connection);
 }
 
 void Mover::carry_out(Lost& lost) {
   ticket_count_.fetch_sub(tickets_.forget(lost.peer), std::memory_order_relaxed);
   // The link goes first: the end of its connection must not begin a dial.
-  if (Link* link = find_link(lost.peer)) {
+  if (Link* link = links_.find(lost.peer)) {
     Connection* connection = link->connection;
     link->connection = nullptr;
-    link->state = LinkState::idle;
+    link->phase = LinkPhase::idle;
     link->under_way.clear();
     if (connection != nullptr) {
       connection->link = nullptr;
       close(*connection);
     }
     end_ops(*link, false);
-    remove_link(*link);
+    links_.remove(*link);
   }
   std::vector<Connection*> theirs;
   for (const auto& [id, connection] : open_) {
@@ -257,29 +251,8 @@ void Mover::carry_out(Self& self) {
 
 // ---- links and operations
 
-Mover::Link* Mover::find_link(const Peer& peer) {
-  const auto at = links_.find(peer);
-  return at == links_.end() ? nullptr : &at->second;
-}
-
-void Mover::remove_link(Link& link) {
-  DI_ASSERT(link.connection == nullptr && !link.waits());
-  std::erase(ring_, &link);
-  links_.erase(Peer(link.peer));
-}
-
-bool Mover::make_room_for_link() {
-  if (links_.size() < peers_max) return true;
-  for (Link* link : ring_) {
-    if (link->connection != nullptr || link->waits() || link->state == LinkState::asked) continue;
-    remove_link(*link);
-    return true;
-  }
-  return false;
-}
-
 void Mover::begin_dial(Link& link) {
-  link.state = LinkState::asked;
+  link.phase = LinkPhase::asked;
   link.until = now_ + options_.dial_wait;
   tell(WantTicket{link.peer});
 }
@@ -292,9 +265,7 @@ void Mover::tell_dial_failed(const Link& link, const Error& why) {
 
 void Mover::dial_failed(Link& link) {
   count(&FabricCounters::dials_failed);
-  ++link.failures;
-  link.state = LinkState::pause;
-  link.until = now_ + dial_pause(link.failures, options_.dial_pause_min, options_.dial_pause_max);
+  link.dial_failed(now_, options_.dial_pause_min, options_.dial_pause_max);
   if (Connection* connection = link.connection) {
     link.connection = nullptr;
     connection->link = nullptr;
@@ -308,7 +279,7 @@ void Mover::end_op(OpId id, Code code) {
   const auto at = ops_.find(id);
   if (at == ops_.end()) return;  // what it became is said already
   const Op& op = at->second;
-  Link* link = find_link(op.what.peer);
+  Link* link = links_.find(op.what.peer);
   if (link != nullptr) {
     auto& waiting = link->waiting[static_cast<std::size_t>(op.what.cls)];
     if (op.next < op.what.place.bytes) std::erase(waiting, id);
@@ -329,7 +300,7 @@ void Mover::end_op(OpId id, Code code) {
       if (i == 0 && !op.what.write) stream.payload_drain();  // it may be the one that is coming in
     }
   }
-  if (link != nullptr && link->busy_from) measure(*link, 0);
+  if (link != nullptr && link->rate.busy()) measure(*link, 0);
   if (code == Code::cancelled) {
     count(&FabricCounters::ops_cancelled);
   } else if (code != Code::ok) {
@@ -348,7 +319,7 @@ void Mover::end_ops(Link& link, bool begun_only) {
 }
 
 bool Mover::may_send(const Link& link) const {
-  if (link.state != LinkState::up) return false;
+  if (link.phase != LinkPhase::up) return false;
   if (link.under_way.empty()) return true;
   // Little in the queue of the connection, so that another class has not to wait behind it.
   return link.under_way_bytes + options_.max_unit_bytes <= options_.window_bytes &&
@@ -357,28 +328,18 @@ bool Mover::may_send(const Link& link) const {
 
 // Puts one unit on its way; false when none may go.
 bool Mover::schedule() {
-  Budget::Heads heads{};
-  std::array<std::size_t, classes> from{};
-  for (std::size_t cls = 0; cls < classes; ++cls) {
-    for (std::size_t i = 0; i < ring_.size() && heads[cls].bytes == 0; ++i) {
-      const std::size_t at = (turn_[cls] + i) % ring_.size();
-      const Link& link = *ring_[at];
-      if (link.waiting[cls].empty() || link.state != LinkState::up) continue;
-      heads[cls].backlog = true;
-      if (!may_send(link)) continue;
-      const Op& op = ops_.at(link.waiting[cls].front());
-      heads[cls].bytes = std::min<std::uint64_t>(options_.max_unit_bytes, op.what.place.bytes - op.next);
-      from[cls] = at;
-    }
-  }
-  const std::optional<Class> taken = budget_.take(heads, now_);
+  const auto turn = links_.turn([this](const Link& link, OpId head) -> std::uint64_t {
+    if (!may_send(link)) return 0;
+    const Op& op = ops_.at(head);
+    return std::min<std::uint64_t>(options_.max_unit_bytes, op.what.place.bytes - op.next);
+  });
+  const std::optional<Class> taken = budget_.take(turn.heads, now_);
   if (!taken) return false;
   const auto cls = static_cast<std::size_t>(*taken);
-  Link& link = *ring_[from[cls]];
-  turn_[cls] = from[cls] + 1;
+  Link& link = links_.take(turn, *taken);
   const OpId id = link.waiting[cls].front();
   Op& op = ops_.at(id);
-  const auto bytes = static_cast<std::uint32_t>(heads[cls].bytes);
+  const auto bytes = static_cast<std::uint32_t>(turn.heads[cls].bytes);
   Frame frame;
   frame.kind = op.what.write ? FrameKind::write : FrameKind::read;
   frame.sealed = link.ticket.seal;
@@ -403,9 +364,9 @@ void Mover::pump() {
     bool any = false;
     while (schedule()) any = true;
     if (!any) return;
-    for (std::size_t i = 0; i < ring_.size(); ++i) {
+    for (std::size_t i = 0; i < links_.all().size(); ++i) {
       // A copy: the end of a connection may take a link out of the ring.
-      Connection* connection = ring_[i]->connection;
+      Connection* connection = links_.all()[i]->connection;
       if (connection != nullptr && connection->connected && connection->stream.unsent_bytes() > 0) {
         flush(*connection);
       }
@@ -433,22 +394,9 @@ void Mover::answered(Connection& connection, Link& link) {
 }
 
 void Mover::measure(Link& link, std::uint64_t bytes) {
-  const Instant now = clock_.now();
-  if (link.busy_from) link.busy += now - std::min(now, *link.busy_from);
-  link.busy_from.reset();
-  if (link.state == LinkState::up && (link.waits() || !link.under_way.empty())) link.busy_from = now;
-  link.busy_bytes += bytes;
-  if (link.busy < rate_sample) return;
-  const double busy_s = static_cast<double>(link.busy.count()) * 1e-9;
-  const double rate = static_cast<double>(link.busy_bytes) / busy_s;
-  if (link.bytes_per_s == 0) {
-    link.bytes_per_s = rate;
-  } else {
-    link.bytes_per_s += (1 - std::exp(-busy_s / rate_memory_s)) * (rate - link.bytes_per_s);
-  }
-  link.busy = Duration(0);
-  link.busy_bytes = 0;
-  if (events_.count() < rate_events_max) tell(Rate{link.peer, link.bytes_per_s});
+  const bool goes_on = link.phase == LinkPhase::up && (link.waits() || !link.under_way.empty());
+  const std::optional<double> rate = link.rate.moved(bytes, goes_on, clock_.now());
+  if (rate && events_.count() < rate_events_max) tell(Rate{link.peer, *rate});
 }
 
 // ---- connections
@@ -513,16 +461,12 @@ void Mover::close(Connection& connection) {
   if (link == nullptr) return;
   connection.link = nullptr;
   link->connection = nullptr;
-  if (link->state != LinkState::up) {
+  if (link->phase != LinkPhase::up) {
     dial_failed(*link);
     return;
   }
-  link->state = LinkState::idle;
-  // What was measured, of a stall mostly, says nothing of the next connection.
-  link->busy_from.reset();
-  link->busy = Duration(0);
-  link->busy_bytes = 0;
-  link->bytes_per_s = 0;
+  link->phase = LinkPhase::idle;
+  link->rate.forget();
   tell(Rate{link->peer, 0});
   link->under_way.clear();
   link->under_way_bytes = 0;
@@ -556,7 +500,7 @@ void Mover::on_event(Connection& connection, std::uint32_t events) {
     }
     connection.connected = true;
     const Ticket& ticket = connection.link->ticket;
-    connection.link->state = LinkState::greeting;
+    connection.link->phase = LinkPhase::greeting;
     connection.said = peer_encode(self_);
     Frame hello = frame_hello(ticket.secret, ticket.seal);
     hello.bytes = static_cast<std::uint32_t>(connection.said.size());
@@ -791,20 +735,15 @@ bool Mover::on_welcome(Connection& connection) {
   }
   connection.greeted = true;
   Link& link = *connection.link;
-  link.state = LinkState::up;
-  link.failures = 0;
+  link.connected(now_);
   link.next_number = 1;
-  if (link.waits()) link.busy_from = now_;
   return true;
 }
 
 // ---- time
 
 bool Mover::timed() const {
-  return !ops_.empty() || tickets_.count() > 0 || greetings_ > 0 || !accepting_ ||
-         std::any_of(ring_.begin(), ring_.end(), [](const Link* link) {
-           return link->state != LinkState::idle && link->state != LinkState::up;
-         });
+  return !ops_.empty() || tickets_.count() > 0 || greetings_ > 0 || !accepting_ || links_.timed();
 }
 
 void Mover::sweep() {
@@ -831,27 +770,27 @@ void Mover::sweep() {
   }
   // Numbers and deadlines of operations grow together.
   while (!ops_.empty() && ops_.begin()->second.until <= now_) end_op(ops_.begin()->first, Code::timeout);
-  const std::vector<Link*> links = ring_;
+  const std::vector<Link*> links = links_.all();
   for (Link* link : links) {
-    switch (link->state) {
-      case LinkState::idle:
+    switch (link->phase) {
+      case LinkPhase::idle:
         break;
-      case LinkState::asked:
-      case LinkState::connecting:
-      case LinkState::greeting:
+      case LinkPhase::asked:
+      case LinkPhase::connecting:
+      case LinkPhase::greeting:
         if (link->until <= now_) dial_failed(*link);
         break;
-      case LinkState::up:
-        if (link->busy_from) measure(*link, 0);
+      case LinkPhase::up:
+        if (link->rate.busy()) measure(*link, 0);
         if (link->under_way.empty()) break;
         if (link->moved_at + options_.stall_max <= now_) close(*link->connection);
         break;
-      case LinkState::pause:
+      case LinkPhase::pause:
         if (link->until > now_) break;
         if (link->wanted_at + dial_interest > now_) {
           begin_dial(*link);
         } else {
-          remove_link(*link);
+          links_.remove(*link);
         }
         break;
     }

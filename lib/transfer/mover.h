@@ -4,19 +4,7 @@
 // the order they were given; all that are there are carried out before a frame is admitted, so a peer
 // that heard of an exposure over the control channel finds it open.  Events are the answers.
 //
-// A link, one per peer that operations go to:
-//   state       event                               next
-//   idle        an operation                        asked; want_ticket
-//   asked       a ticket                            connecting
-//   connecting  connected                           greeting; hello
-//   greeting    welcome of the right process        up; its operations go
-//   up          the connection ends                 idle, or asked when operations wait
-//   asked, connecting, greeting
-//               refusal, error, dial_wait is over   pause; its operations end as unreachable
-//   pause       an operation                        pause; it ends as unreachable
-//   pause       the pause is over                   asked when somebody cares (dial_interest), or gone
-//   any         the peer is lost                    gone; its operations end as unreachable
-// After a failed dial operations end at once until the link is up again.
+// Its links: transfer/links.h.
 //
 // Slot memory and operations' memory are used by this thread alone.  It lets go of them at conceal and
 // cancel: a frame that is half sent keeps a copy of its rest, one that is half received goes on into
@@ -37,6 +25,7 @@
 #include "base/fd.h"
 #include "loop/mailbox.h"
 #include "transfer/exposure.h"
+#include "transfer/links.h"
 #include "transfer/stream.h"
 #include "transfer/tcp.h"
 
@@ -126,7 +115,6 @@ class Mover {
   void ticket_counted() { ticket_count_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
-  enum class LinkState : std::uint8_t { idle, asked, connecting, greeting, up, pause };
   struct Connection;
 
   struct Unit {
@@ -141,29 +129,10 @@ class Mover {
     std::uint64_t acked = 0;
     Instant until;
   };
-  struct Link {
-    Peer peer;
-    LinkState state = LinkState::idle;
+  struct Link : LinkBase {
     Connection* connection = nullptr;
-    Ticket ticket;  // of the dial
-    unsigned failures = 0;
-    Instant until;      // of the dial, or of the pause
-    Instant wanted_at;  // last operation
-    std::array<std::deque<OpId>, classes> waiting;
     std::deque<Unit> under_way;
-    std::uint64_t under_way_bytes = 0;
     std::uint64_t next_number = 1;
-    Instant moved_at;
-    // Rate: bytes and busy time since the last sample.  Busy is an open link with operations, also while
-    // they wait for the total rate or for the turns of others: what counts is what they see.
-    std::optional<Instant> busy_from;
-    Duration busy{0};
-    std::uint64_t busy_bytes = 0;
-    double bytes_per_s = 0;
-
-    [[nodiscard]] bool waits() const {
-      return !waiting[0].empty() || !waiting[1].empty() || !waiting[2].empty();
-    }
   };
   struct Connection {
     Connection(std::uint64_t number, Fd fd, MutableByteView drain)
@@ -207,9 +176,6 @@ class Mover {
   void count(std::uint64_t FabricCounters::*field, std::uint64_t by = 1);
 
   // Links and operations.
-  Link* find_link(const Peer& peer);
-  void remove_link(Link& link);
-  [[nodiscard]] bool make_room_for_link();
   void begin_dial(Link& link);
   static void tell_dial_failed(const Link& link, const Error& why);
   void dial_failed(Link& link);
@@ -259,9 +225,7 @@ class Mover {
   Exposures exposures_;
   Tickets tickets_;
   std::map<OpId, Op> ops_;
-  std::map<Peer, Link> links_;
-  std::vector<Link*> ring_;
-  std::array<std::size_t, classes> turn_{};
+  Links<Link> links_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> open_;
   std::vector<std::unique_ptr<Connection>> ended_;  // until nobody can hold them any more
   std::size_t greetings_ = 0;

@@ -102,19 +102,15 @@ void Verbs::close(Connection& connection) {
   if (link == nullptr) return;
   link->under_way_bytes = 0;
   link->bounces = 0;
-  // What was measured, of a stall mostly, says nothing of the next connection.
-  link->busy_from.reset();
-  link->busy = Duration(0);
-  link->busy_bytes = 0;
-  link->bytes_per_s = 0;
+  link->rate.forget();
   if (const auto peer = peers_.find(link->peer); peer != peers_.end()) peer->second.bytes_per_s = 0;
   if (link->connection != &connection) return;
   link->connection = nullptr;
-  if (link->state != State::up) {
+  if (link->phase != LinkPhase::up) {
     dial_failed(*link);
     return;
   }
-  link->state = State::idle;
+  link->phase = LinkPhase::idle;
   fail_ops(*link, true);
   if (link->waits()) begin_dial(*link);
 }
@@ -135,7 +131,7 @@ void Verbs::on_writable(Connection& connection) {
   if (::getsockopt(connection.stream.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error != 0) return close(connection);
   connection.connected = true;
-  connection.link->state = State::greeting;
+  connection.link->phase = LinkPhase::greeting;
   for (const std::size_t rail : rails_for(*connection.link)) {
     if (const Status made = add_lane(connection, rail); !made.ok()) warn_of(connection, made.error());
   }
@@ -296,9 +292,7 @@ bool Verbs::on_welcome(Connection& connection) {
   }
   connection.greeted = true;
   Link& link = *connection.link;
-  link.state = State::up;
-  link.failures = 0;
-  if (link.waits()) link.busy_from = now();
+  link.connected(now());
   pump_later();
   return true;
 }

@@ -199,13 +199,13 @@ Result<Ticket> Verbs::grant(const Peer& to, bool seal) {
 void Verbs::peer_lost(const Peer& peer) {
   tickets_.forget(peer);
   // The link goes first: the end of its connection must not begin a dial.
-  if (Link* link = find_link(peer)) {
+  if (Link* link = links_.find(peer)) {
     Connection* connection = link->connection;
     link->connection = nullptr;
-    link->state = State::idle;
+    link->phase = LinkPhase::idle;
     if (connection != nullptr) close(*connection);
     fail_ops(*link, false);
-    remove_link(*link);
+    links_.remove(*link);
   }
   std::vector<Connection*> theirs;
   for (const auto& [id, connection] : connections_) {
@@ -228,8 +228,7 @@ void Verbs::peer_lost(const Peer& peer) {
 
 bool Verbs::timed() const {
   return !ops_.empty() || tickets_.count() > 0 || greetings_ > 0 || !accepting_ || !concealing_.empty() ||
-         std::any_of(ring_.begin(), ring_.end(),
-                     [](const Link* link) { return link->state != State::idle && link->state != State::up; });
+         links_.timed();
 }
 
 void Verbs::arm_sweep() {
@@ -258,7 +257,7 @@ void Verbs::sweep() {
   for (auto op = ops_.begin(); op != ops_.end() && (ending_ > 0 || op->second.until <= at); ++op) {
     if (op->second.until > at) continue;
     if (op->second.ending) {
-      silent.insert(find_link(op->second.peer));
+      silent.insert(links_.find(op->second.peer));
     } else {
       overdue.push_back(op->first);
     }
@@ -272,29 +271,29 @@ void Verbs::sweep() {
       break;
     }
   }
-  const std::vector<Link*> links = ring_;
+  const std::vector<Link*> links = links_.all();
   for (Link* link : links) {
-    switch (link->state) {
-      case State::idle:
+    switch (link->phase) {
+      case LinkPhase::idle:
         break;
-      case State::asked:
-      case State::connecting:
-      case State::greeting:
+      case LinkPhase::asked:
+      case LinkPhase::connecting:
+      case LinkPhase::greeting:
         if (link->until <= at) dial_failed(*link);
         break;
-      case State::up:
-        if (link->busy_from) measure(*link, 0);
+      case LinkPhase::up:
+        if (link->rate.busy()) measure(*link, 0);
         if (silent.contains(link) ||
             (link->under_way_bytes > 0 && link->moved_at + options_.stall_max <= at)) {
           close(*link->connection);
         }
         break;
-      case State::pause:
+      case LinkPhase::pause:
         if (link->until > at) break;
         if (link->wanted_at + dial_interest > at) {
           begin_dial(*link);
         } else {
-          remove_link(*link);
+          links_.remove(*link);
         }
         break;
     }

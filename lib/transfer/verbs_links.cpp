@@ -1,6 +1,5 @@
 // Links to peers, and the operations that go over them.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/assert.h"
@@ -9,14 +8,6 @@
 #include "transfer/verbs_state.h"
 
 namespace di::transfer::verbs {
-
-namespace {
-
-// As in transfer/mover.cpp.
-constexpr double rate_memory_s = 0.5;
-constexpr Duration rate_sample = milliseconds(5);
-
-}  // namespace
 
 Result<OpId> Verbs::submit(const Peer& to, bool write, TransferId transfer, const Place& place,
                            MutableByteView local, Class cls) {
@@ -31,12 +22,10 @@ Result<OpId> Verbs::submit(const Peer& to, bool write, TransferId transfer, cons
   if (peer.ops >= ops_max || (peer.ops > 0 && peer.queued_bytes + place.bytes > queue_bytes_max)) {
     return Error{Code::busy, 0, "the peer's queue is full"};
   }
-  Link* link = find_link(to);
+  Link* link = links_.find(to);
   if (link == nullptr) {
-    if (!make_room_for_link()) return Error{Code::busy, 0, "too many peers"};
-    link = &links_[to];
-    link->peer = to;
-    ring_.push_back(link);
+    link = links_.add(to);
+    if (link == nullptr) return Error{Code::busy, 0, "too many peers"};
   }
   ++peer.ops;
   peer.queued_bytes += place.bytes;
@@ -52,47 +41,26 @@ Result<OpId> Verbs::submit(const Peer& to, bool write, TransferId transfer, cons
   ops_.emplace(id, std::move(op));
   link->wanted_at = now();
   arm_sweep();
-  if (link->state != State::up && link->failures > 0) {
+  if (link->failed()) {
     fail_op(id, Code::unreachable);
     return id;
   }
   link->waiting[static_cast<std::size_t>(cls)].push_back(id);
-  if (link->state == State::idle) begin_dial(*link);
-  if (link->state == State::up) {
-    if (!link->busy_from) link->busy_from = now();
+  if (link->phase == LinkPhase::idle) begin_dial(*link);
+  if (link->phase == LinkPhase::up) {
+    link->rate.begin(now());
     pump_later();
   }
   return id;
 }
 
-Link* Verbs::find_link(const Peer& peer) {
-  const auto at = links_.find(peer);
-  return at == links_.end() ? nullptr : &at->second;
-}
-
-void Verbs::remove_link(Link& link) {
-  DI_ASSERT(link.connection == nullptr && !link.waits());
-  std::erase(ring_, &link);
-  links_.erase(Peer(link.peer));
-}
-
-bool Verbs::make_room_for_link() {
-  if (links_.size() < peers_max) return true;
-  for (Link* link : ring_) {
-    if (link->connection != nullptr || link->waits() || link->state == State::asked) continue;
-    remove_link(*link);
-    return true;
-  }
-  return false;
-}
-
 void Verbs::begin_dial(Link& link) {
-  link.state = State::asked;
+  link.phase = LinkPhase::asked;
   link.until = now() + options_.dial_wait;
   arm_sweep();
   later([this, peer = link.peer] {
-    const Link* asked = find_link(peer);
-    if (asked == nullptr || asked->state != State::asked) return;
+    const Link* asked = links_.find(peer);
+    if (asked == nullptr || asked->phase != LinkPhase::asked) return;
     if (events_.want_ticket) {
       events_.want_ticket(peer);
     } else {
@@ -103,9 +71,7 @@ void Verbs::begin_dial(Link& link) {
 
 void Verbs::dial_failed(Link& link) {
   ++counters_.dials_failed;
-  ++link.failures;
-  link.state = State::pause;
-  link.until = now() + dial_pause(link.failures, options_.dial_pause_min, options_.dial_pause_max);
+  link.dial_failed(now(), options_.dial_pause_min, options_.dial_pause_max);
   arm_sweep();
   if (Connection* connection = link.connection) {
     link.connection = nullptr;
@@ -116,13 +82,13 @@ void Verbs::dial_failed(Link& link) {
 }
 
 void Verbs::ticket_refused(const Peer& peer) {
-  Link* link = find_link(peer);
-  if (link != nullptr && link->state == State::asked) dial_failed(*link);
+  Link* link = links_.find(peer);
+  if (link != nullptr && link->phase == LinkPhase::asked) dial_failed(*link);
 }
 
 void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& ticket) {
-  Link* link = find_link(peer);
-  if (link == nullptr || link->state != State::asked) return;  // the answer comes too late
+  Link* link = links_.find(peer);
+  if (link == nullptr || link->phase != LinkPhase::asked) return;  // the answer comes too late
   ++counters_.dials;
   Result<Fd> fd =
       ticket.seal ? Result<Fd>(Error{Code::unsupported, 0, "verbs cannot seal"}) : data_connect(endpoint);
@@ -138,7 +104,7 @@ void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& 
   connection.peer = peer;
   link->connection = &connection;
   link->ticket = ticket;
-  link->state = State::connecting;
+  link->phase = LinkPhase::connecting;
   arm(connection);
 }
 
@@ -146,7 +112,7 @@ void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& 
 void Verbs::fail_op(OpId id, Code code) {
   Op& op = ops_.at(id);
   if (op.ending) return;
-  if (Link* link = find_link(op.peer); link != nullptr && op.next < op.place.bytes) {
+  if (Link* link = links_.find(op.peer); link != nullptr && op.next < op.place.bytes) {
     std::erase(link->waiting[static_cast<std::size_t>(op.cls)], id);
   }
   if (op.under_way == 0) {
@@ -169,7 +135,7 @@ void Verbs::finish_op(OpId id, Code code) {
   } else if (code != Code::ok) {
     ++counters_.ops_failed;
   }
-  if (Link* link = find_link(at->second.peer); link != nullptr && link->busy_from) measure(*link, 0);
+  if (Link* link = links_.find(at->second.peer); link != nullptr && link->rate.busy()) measure(*link, 0);
   ++finishing_;
   later([this, id, code, peer = at->second.peer, bytes = at->second.place.bytes] {
     --finishing_;
@@ -211,7 +177,7 @@ std::optional<std::size_t> Verbs::next_lane(const Link& link) const {
 }
 
 bool Verbs::may_send(const Link& link) const {
-  if (link.state != State::up || !next_lane(link)) return false;
+  if (link.phase != LinkPhase::up || !next_lane(link)) return false;
   return link.under_way_bytes == 0 || link.under_way_bytes + options_.max_unit_bytes <= options_.window_bytes;
 }
 
@@ -226,29 +192,18 @@ std::uint64_t Verbs::unit_bytes(const Link& link, const Op& op) const {
 
 // Asks for one unit; false when none may go.
 bool Verbs::schedule() {
-  Budget::Heads heads{};
-  std::array<std::size_t, classes> from{};
-  for (std::size_t cls = 0; cls < classes; ++cls) {
-    for (std::size_t i = 0; i < ring_.size() && heads[cls].bytes == 0; ++i) {
-      const std::size_t at = (turn_[cls] + i) % ring_.size();
-      const Link& link = *ring_[at];
-      if (link.waiting[cls].empty() || link.state != State::up) continue;
-      heads[cls].backlog = true;
-      const Op& head = ops_.at(link.waiting[cls].front());
-      if (!may_send(link) || (head.next == 0 && renews(link))) continue;
-      heads[cls].bytes = unit_bytes(link, head);
-      from[cls] = at;
-    }
-  }
-  const std::optional<Class> taken = budget_.take(heads, now());
+  const auto turn = links_.turn([this](const Link& link, OpId op) -> std::uint64_t {
+    const Op& head = ops_.at(op);
+    return may_send(link) && (head.next > 0 || !renews(link)) ? unit_bytes(link, head) : 0;
+  });
+  const std::optional<Class> taken = budget_.take(turn.heads, now());
   if (!taken) return false;
   const auto cls = static_cast<std::size_t>(*taken);
-  Link& link = *ring_[from[cls]];
-  turn_[cls] = from[cls] + 1;
+  Link& link = links_.take(turn, *taken);
   const OpId id = link.waiting[cls].front();
   const std::size_t lane = *next_lane(link);
   link.next_lane = lane + 1;
-  ask(link, *link.connection->lanes[lane], id, static_cast<std::uint32_t>(heads[cls].bytes));
+  ask(link, *link.connection->lanes[lane], id, static_cast<std::uint32_t>(turn.heads[cls].bytes));
   return true;
 }
 
@@ -292,8 +247,8 @@ void Verbs::pump() {
   renew();
   const Instant ready = budget_.ready_at(now());
   if (ready > now()) {
-    const bool waits = std::any_of(ring_.begin(), ring_.end(), [](const Link* link) {
-      return link->state == State::up && link->waits();
+    const bool waits = std::any_of(links_.all().begin(), links_.all().end(), [](const Link* link) {
+      return link->phase == LinkPhase::up && link->waits();
     });
     if (waits) budget_timer_.start_at(ready);
   }
@@ -301,14 +256,14 @@ void Verbs::pump() {
 
 // Another connection would have a rail that this one does without, as far as is known here.
 bool Verbs::renews(const Link& link) const {
-  if (link.state != State::up || !link.connection->renew_at || *link.connection->renew_at > now())
+  if (link.phase != LinkPhase::up || !link.connection->renew_at || *link.connection->renew_at > now())
     return false;
   return rails_for(link).size() > link.connection->lanes.size();
 }
 
 // Operations that had begun are through with the connection; those that wait go over the next.
 void Verbs::renew() {
-  for (Link* link : ring_) {
+  for (Link* link : links_.all()) {
     if (!link->waits() || link->under_way_bytes > 0 || !renews(*link)) continue;
     const bool begun = std::any_of(link->waiting.begin(), link->waiting.end(), [this](const auto& waiting) {
       return !waiting.empty() && ops_.at(waiting.front()).next > 0;
@@ -326,21 +281,10 @@ void Verbs::pump_later() {
 }
 
 void Verbs::measure(Link& link, std::uint64_t bytes) {
-  const Instant at = now();
-  if (link.busy_from) link.busy += at - std::min(at, *link.busy_from);
-  link.busy_from.reset();
-  if (link.state == State::up && (link.waits() || link.under_way_bytes > 0)) link.busy_from = at;
-  link.busy_bytes += bytes;
-  if (link.busy < rate_sample) return;
-  const double busy_s = static_cast<double>(link.busy.count()) * 1e-9;
-  const double rate = static_cast<double>(link.busy_bytes) / busy_s;
-  link.bytes_per_s = link.bytes_per_s == 0 ? rate
-                                           : link.bytes_per_s + (1 - std::exp(-busy_s / rate_memory_s)) *
-                                                                    (rate - link.bytes_per_s);
-  link.busy = Duration(0);
-  link.busy_bytes = 0;
-  if (const auto peer = peers_.find(link.peer); peer != peers_.end())
-    peer->second.bytes_per_s = link.bytes_per_s;
+  const bool goes_on = link.phase == LinkPhase::up && (link.waits() || link.under_way_bytes > 0);
+  const std::optional<double> rate = link.rate.moved(bytes, goes_on, now());
+  if (!rate) return;
+  if (const auto peer = peers_.find(link.peer); peer != peers_.end()) peer->second.bytes_per_s = *rate;
 }
 
 }  // namespace di::transfer::verbs

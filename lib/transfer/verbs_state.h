@@ -22,6 +22,7 @@
 #include "base/fd.h"
 #include "transfer/budget.h"
 #include "transfer/exposure.h"
+#include "transfer/links.h"
 #include "transfer/stream.h"
 #include "transfer/verbs.h"
 #include "transfer/verbs_fabric.h"
@@ -121,32 +122,12 @@ struct Lane {
   [[nodiscard]] bool may_ask() const { return !free_units.empty() && sends_out < sends_max; }
 };
 
-enum class State : std::uint8_t { idle, asked, connecting, greeting, up, pause };
-
-// One per peer that operations go to; the states are those of transfer/mover.h.
-struct Link {
-  Peer peer;
-  State state = State::idle;
+struct Link : LinkBase {
   Connection* connection = nullptr;
-  Ticket ticket;
-  unsigned failures = 0;
-  Instant until;      // of the dial, or of the pause
-  Instant wanted_at;  // last operation
-  std::array<std::deque<OpId>, classes> waiting;
   std::size_t next_lane = 0;
   // Of each rail: since a queue pair to this peer broke there, until when others are preferred.
   std::array<Instant, verbs_lanes_max> rests_until{};
-  std::uint64_t under_way_bytes = 0;
   std::size_t bounces = 0;  // slots of bounce memory
-  Instant moved_at;
-  std::optional<Instant> busy_from;
-  Duration busy{0};
-  std::uint64_t busy_bytes = 0;
-  double bytes_per_s = 0;
-
-  [[nodiscard]] bool waits() const {
-    return !waiting[0].empty() || !waiting[1].empty() || !waiting[2].empty();
-  }
 };
 
 struct Connection {
@@ -264,9 +245,6 @@ class Verbs final : public VerbsFabric {
   // Links and operations.
   Result<OpId> submit(const Peer& peer, bool write, TransferId transfer, const Place& place,
                       MutableByteView local, Class cls);
-  Link* find_link(const Peer& peer);
-  [[nodiscard]] bool make_room_for_link();
-  void remove_link(Link& link);
   void begin_dial(Link& link);
   void dial_failed(Link& link);
   void fail_op(OpId id, Code code);
@@ -359,9 +337,7 @@ class Verbs final : public VerbsFabric {
   std::size_t ending_ = 0;     // of ops_: wait for their units
   OpId next_op_ = 1;
   std::map<Peer, PeerState> peers_;
-  std::map<Peer, Link> links_;
-  std::vector<Link*> ring_;
-  std::array<std::size_t, classes> turn_{};
+  Links<Link> links_;
   bool pumping_ = false;
 
   std::unordered_map<std::uint64_t, Lane*> lanes_;
