@@ -31,6 +31,23 @@ struct PlayedBackend final : Backend {
   bool serves() const override { return true; }
 };
 
+// No file grows while it is there.
+class FullDisk {
+ public:
+  FullDisk() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit full{1, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  }
+  ~FullDisk() { EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before_), 0); }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
 class FrontendTest : public loop::ManualLoopTest {
  protected:
   void SetUp() override {
@@ -231,15 +248,11 @@ TEST_F(FrontendTest, ChargesThatCouldNotBeWrittenAreWrittenLater) {
   };
   serve(0, 3);
   EXPECT_EQ(charged().size(), 3U);
-  // As if the disk were full.
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit full{1, before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
-  serve(3, 103);
-  front_->on_time();
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  {
+    const FullDisk full;
+    serve(3, 103);
+    front_->on_time();
+  }
   EXPECT_EQ(charged().size(), 3U);
   serve(103, 104);
   front_->on_time();
@@ -248,6 +261,49 @@ TEST_F(FrontendTest, ChargesThatCouldNotBeWrittenAreWrittenLater) {
   front_->drain([&] { ++told; });
   ASSERT_TRUE(until([&] { return told > 0; }));
   EXPECT_TRUE(front_->drained());
+}
+
+TEST_F(FrontendTest, WithTooManyChargesUnwrittenNothingIsBegunAndAStopWaitsForThem) {
+  make();
+  Peer peer(loop_, address_);
+  Peer open(loop_, address_);
+  open.send(post("/v1/completions", prompt()));
+  const RequestId begun = submitted();
+  const auto serve = [&] {
+    peer.send(post("/v1/completions", prompt()));
+    answer(submitted(), "x");
+    return status(peer.read_answer());
+  };
+  int told = 0;
+  {
+    const FullDisk full;
+    for (std::size_t i = 0; i < charges_waiting_max; ++i) ASSERT_EQ(serve(), 200) << i;
+    peer.send(post("/v1/completions", prompt()));
+    const std::string refused = peer.read_answer();
+    EXPECT_EQ(status(refused), 503);
+    EXPECT_NE(refused.find("Retry-After: "), std::string::npos) << refused;
+    EXPECT_NE(refused.find("what requests cost cannot be written"), std::string::npos) << refused;
+    EXPECT_TRUE(backend_.submitted.empty());
+    EXPECT_EQ(front_->concurrency().held(), 1U) << "that of the open one";
+    peer.send(post("/tokenize", prompt()));
+    EXPECT_EQ(status(peer.read_answer()), 200) << "costs nothing";
+    answer(begun, "x");
+    EXPECT_EQ(status(open.read_answer()), 200) << "what was begun goes on";
+    front_->on_time();
+  }
+  EXPECT_TRUE(charged().empty());
+  front_->on_time();
+  EXPECT_EQ(charged().size(), charges_at_once_max);
+  EXPECT_EQ(serve(), 200) << "there is room again";
+  front_->drain([&] { ++told; });
+  ASSERT_TRUE(until([&] { return told > 0; }));
+  for (std::size_t written = charges_at_once_max; written < charges_waiting_max + 2;
+       written += charges_at_once_max) {
+    EXPECT_FALSE(front_->drained());
+    front_->on_time();
+  }
+  EXPECT_TRUE(front_->drained());
+  EXPECT_EQ(charged().size(), charges_waiting_max + 2);
 }
 
 TEST_F(FrontendTest, ExplainKnowsTheNewerOfTwoRequestsWithOneName) {
