@@ -51,4 +51,18 @@ Status file_write(const std::string& path, std::string_view text) {
   return {};
 }
 
+Status names_flush(const std::string& folder) {
+  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return errno_error("open " + folder);
+  // Some file systems have nothing to flush there.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) return errno_error("fsync " + folder);
+  return {};
+}
+
+Status name_flush(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return names_flush(".");
+  return names_flush(slash == 0 ? "/" : path.substr(0, slash));
+}
+
 }  // namespace di

@@ -1,4 +1,4 @@
-// base/file.h: small files as a whole: read once at start, written as one.
+// base/file.h: small files as a whole: read once at start, written as one; and that names outlive a power cut.
 #pragma once
 
 #include <cstddef>
@@ -16,5 +16,9 @@ namespace di {
 // Replaces `path` by a file with this text: written beside it and renamed, so a reader sees the old text
 // or the new one.  Blocks; not flushed to the disk.  Errors carry the path.
 Status file_write(const std::string& path, std::string_view text);
+
+// The names in a folder become durable, or those beside a path.  Blocks.  Errors: io; those of open.
+Status names_flush(const std::string& folder);
+Status name_flush(const std::string& path);
 
 }  // namespace di

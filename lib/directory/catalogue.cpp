@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/crypto.h"
+#include "base/file.h"
 
 namespace di::directory {
 
@@ -543,11 +544,14 @@ Result<std::uint64_t> CatalogueCopier::fill(const std::string& path) {
     DI_TRY(copy->exec("BEGIN IMMEDIATE"));
     DI_TRY(step_over(*copy));
     DI_TRY(copy->exec("COMMIT"));
+    // Or closing it does so, which tells nobody of an error and leaves the rows in a file beside it.
+    DI_TRY(copy->exec("PRAGMA wal_checkpoint(TRUNCATE)"));
   }
   struct stat status {};
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.valid() || ::fsync(file.get()) != 0 || ::fstat(file.get(), &status) != 0)
     return errno_error("sync");
+  DI_TRY(name_flush(path));
   return static_cast<std::uint64_t>(status.st_size);
 }
 

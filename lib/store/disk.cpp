@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/fd.h"
+#include "base/file.h"
 #include "base/time.h"
 #include "store/disk_access.h"
 
@@ -147,20 +148,6 @@ Status disk_lock(int fd, const std::string& path) {
     std::this_thread::sleep_for(milliseconds(10));
   }
   return {};
-}
-
-Status names_flush(const std::string& folder) {
-  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return errno_error("open " + folder);
-  // Some file systems have nothing to flush there.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) return errno_error("fsync " + folder);
-  return {};
-}
-
-Status name_flush(const std::string& path) {
-  const std::size_t slash = path.find_last_of('/');
-  if (slash == std::string::npos) return names_flush(".");
-  return names_flush(slash == 0 ? "/" : path.substr(0, slash));
 }
 
 Status disk_prewrite(Disk& disk, const std::function<void(std::uint64_t)>& progress) {

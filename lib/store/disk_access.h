@@ -68,10 +68,6 @@ std::uint64_t disk_check(std::uint64_t offset, std::span<const View> pieces, std
 // Writes zeros from end to end, and flushes; `progress` is told how many bytes are written.  Errors: io, no_space.
 Status disk_prewrite(Disk& disk, const std::function<void(std::uint64_t)>& progress);
 
-// The names in a folder become durable, or those beside a path.  Errors: io.
-Status names_flush(const std::string& folder);
-Status name_flush(const std::string& path);
-
 // Keeps a second process out, as long as the file is open.  Errors: busy, io.
 Status disk_lock(int fd, const std::string& path);
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/file.h"
 #include "store/disk_access.h"
 
 namespace di::store {

@@ -37,5 +37,14 @@ TEST(FileWrite, ReplacesAsAWhole) {
   EXPECT_EQ(file_write("/nonexistent/x", "").error().code, Code::not_found);
 }
 
+TEST(File, TheFolderOfANameIsFlushed) {
+  EXPECT_TRUE(names_flush(testing::TempDir()).ok());
+  EXPECT_EQ(names_flush("/nonexistent").error().code, Code::not_found);
+  EXPECT_TRUE(name_flush("no-folder").ok());
+  EXPECT_TRUE(name_flush("/of-the-root").ok());
+  EXPECT_TRUE(name_flush(testing::TempDir() + "x").ok());
+  EXPECT_EQ(name_flush("/nonexistent/x").error().message, "open /nonexistent: No such file or directory");
+}
+
 }  // namespace
 }  // namespace di
