@@ -272,6 +272,7 @@ Status HostRole::on_prepare(daemon::Daemon& daemon) {
     // systemd waits as long as this goes on.
     daemon::notify_supervisor("EXTEND_TIMEOUT_USEC=30000000");
   };
+  arena.stopped = [&daemon] { return daemon.stop_asked(); };
 
   host::Core::Options options;
   options.self.instance = std::string(daemon.instance());

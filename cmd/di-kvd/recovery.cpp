@@ -27,16 +27,24 @@ constexpr Duration make_again_after = milliseconds(500);
 // What systemd is asked for while a start waits; longer than arena_let_go_within.
 constexpr std::string_view more_time = "EXTEND_TIMEOUT_USEC=30000000";
 
-void let_go(Parking& parking, Fd former, Instant until) {
+bool is_stopped(const kv::ArenaOwner::Options& options) {
+  return options.stopped && options.stopped();
+}
+
+Status let_go(Parking& parking, const kv::ArenaOwner::Options& options, Fd former, Instant until) {
   const MonotonicClock clock;
   kv::ArenaOwner::give_up(former.get());
   parking.drop();
   daemon::notify_supervisor(more_time);
   while (kv::ArenaOwner::mapped(former.get())) {
-    if (clock.now() >= until)
-      return log_warn("arena", "a process keeps the former arena: there may not be memory for two");
+    if (is_stopped(options)) return Error{Code::cancelled, 0, "waited for the users of the former arena"};
+    if (clock.now() >= until) {
+      log_warn("arena", "a process keeps the former arena: there may not be memory for two");
+      break;
+    }
     std::this_thread::sleep_for(look_every);
   }
+  return {};
 }
 
 }  // namespace
@@ -45,7 +53,7 @@ Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& 
   const MonotonicClock clock;
   const Instant until = clock.now() + arena_let_go_within;
   if (former.valid()) {
-    let_go(parking, std::move(former), until);
+    DI_TRY(let_go(parking, options, std::move(former), until));
   } else {
     parking.drop();
   }
@@ -56,6 +64,7 @@ Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& 
     daemon::notify_supervisor(more_time);
   }
   while (!made && made.error().code == Code::no_space && clock.now() < until) {
+    if (is_stopped(options)) return Error{Code::cancelled, 0, "waited for memory"};
     std::this_thread::sleep_for(make_again_after);
     made = kv::ArenaOwner::create(options);
   }
@@ -73,6 +82,8 @@ Result<OpenedArena> arena_open(Parking& parking, const kv::ArenaOwner::Options& 
   Fd former(::fcntl(parked.get(), F_DUPFD_CLOEXEC, 0));
   auto taken = kv::ArenaOwner::take_over(std::move(parked), options, opened.former.emplace());
   if (!taken) {
+    // It stays parked for the next start.
+    if (taken.error().code == Code::cancelled) return taken.error();
     log_warn("arena", "the parked arena is of no use", {{"error", taken.error()}});
     return arena_make(parking, options, std::move(former));
   }

@@ -32,6 +32,7 @@ struct OpenedArena {
 Result<OpenedArena> arena_open(Parking& parking, const kv::ArenaOwner::Options& options);
 // A new one, whatever is parked.  `former` is the memory that it replaces, if there is one: it is given up and
 // waited for, at most arena_let_go_within, because there may not be memory for two.
+// Both end with `cancelled` when options.stopped says so while they wait.
 Result<OpenedArena> arena_make(Parking& parking, const kv::ArenaOwner::Options& options, Fd former);
 
 // Compares the bytes of the pages of an earlier start with their checksums, and waits for the processes of

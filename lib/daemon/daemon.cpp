@@ -751,6 +751,10 @@ void Daemon::stop() {
   impl_->loop.post("stop", [this] { impl_->stop(); });
 }
 
+bool Daemon::stop_asked() const {
+  return loop::signals_waiting({SIGTERM, SIGINT});
+}
+
 void Daemon::stopped() {
   if (std::exchange(impl_->leaving, true)) return;
   if (!impl_->meta) return impl_->loop.stop();
@@ -781,6 +785,10 @@ int run_program(const Startup& startup, Program& program, const Reload& reload) 
   log_info("daemon", "start", {{"version", DI_VERSION}, {"config", startup.file}});
 
   if (const Status status = impl.prepare(*daemon); !status.ok()) {
+    if (status.error().code == Code::cancelled && daemon->stop_asked()) {
+      log_info("daemon", "stopped before it had started", {{"at", status.error()}});
+      return exit_ok;
+    }
     log_error("daemon", "cannot start", {{"error", status.error()}});
     return exit_failure;
   }

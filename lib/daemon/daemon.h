@@ -79,7 +79,8 @@ class Daemon;
 class Program {
  public:
   virtual ~Program() = default;
-  // Still privileged, no loop running: listening sockets, locked memory, devices.
+  // Still privileged, no loop running: listening sockets, locked memory, devices.  What takes long looks at
+  // stop_asked() and ends with the error `cancelled`.
   virtual Status on_prepare(Daemon&) { return {}; }
   // Starts work.  Calls daemon.ready() here or in a later turn.
   virtual Status on_start(Daemon&) = 0;
@@ -142,6 +143,8 @@ class Daemon {
   Heartbeats::Beat& heartbeat(std::string_view name, Duration late_after);
   // Asks for a graceful stop, as SIGTERM does.
   void stop();
+  // Before the loop runs: a signal to stop has come, and waits for it.
+  [[nodiscard]] bool stop_asked() const;
   // The program has nothing left to do: ends the loop.
   void stopped();
   // Work has become impossible: one error line, then a stop with exit status 1.

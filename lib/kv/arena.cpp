@@ -206,6 +206,9 @@ Status ArenaOwner::prefault(const Options& options) {
     ::madvise(base_, bytes_, MADV_HUGEPAGE);
   }
   if (!options.prefault) return {};
+  const auto stopped = [&] { return options.stopped && options.stopped(); };
+  const Error cancelled{Code::cancelled, 0, "arena: prefault"};
+  if (stopped()) return cancelled;
   const std::uint64_t chunks = (bytes_ + prefault_chunk_bytes - 1) / prefault_chunk_bytes;
   std::atomic<std::uint64_t> next{0};
   std::atomic<std::uint64_t> done_bytes{0};
@@ -233,9 +236,11 @@ Status ArenaOwner::prefault(const Options& options) {
     while (!finished.wait_for(lock, std::chrono::nanoseconds(progress_every.count()),
                               [&] { return running == 0; })) {
       if (options.progress) options.progress(done_bytes, bytes_);
+      if (stopped()) failed = ECANCELED;
     }
   }
   threads.clear();
+  if (failed == ECANCELED) return cancelled;
   if (failed != 0) {
     Error error = errno_error("arena: prefault", failed);
     if (failed == ENOMEM || failed == EFAULT) error.code = Code::no_space;

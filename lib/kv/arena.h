@@ -101,11 +101,13 @@ class ArenaOwner {
     bool prefault = false;
     // About every second, from the caller's thread.
     std::function<void(std::uint64_t done_bytes, std::uint64_t bytes)> progress = nullptr;
+    // As often, and before it begins.  True: it is not wanted any more.
+    std::function<bool()> stopped = nullptr;
   };
-  // Errors: invalid, no_space (also: no huge pages, with HugePages::on), io.
+  // Errors: invalid, no_space (also: no huge pages, with HugePages::on), cancelled (`stopped`), io.
   static Result<std::unique_ptr<ArenaOwner>> create(const Options& options);
   // The memory of an earlier owner, who is dead.  Nobody's page or entry is touched on an error.
-  // Errors: corrupt, unsupported (another format), invalid (not what `options` ask for), io.
+  // Errors: corrupt, unsupported (another format), invalid (not what `options` ask for), cancelled, io.
   static Result<std::unique_ptr<ArenaOwner>> take_over(Fd fd, const Options& options, Former& former);
   // Says in the memory, if it is an arena of whatever format, that nobody will own it again: who kept a mapping
   // of it lets go (ArenaMapping::given_up()).

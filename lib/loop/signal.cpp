@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include <algorithm>
+
 #include "base/assert.h"
 
 namespace di::loop {
@@ -22,6 +24,13 @@ void signals_block(std::initializer_list<int> signals) {
   const sigset_t set = set_of(signals);
   const int failed = pthread_sigmask(SIG_BLOCK, &set, nullptr);
   DI_ASSERT(failed == 0);
+}
+
+bool signals_waiting(std::initializer_list<int> signals) {
+  sigset_t waiting;
+  sigemptyset(&waiting);
+  ::sigpending(&waiting);
+  return std::ranges::any_of(signals, [&](int signal) { return sigismember(&waiting, signal) == 1; });
 }
 
 Signals::Signals(Loop& loop, std::initializer_list<int> signals, std::function<void(int)> callback)

@@ -15,6 +15,9 @@ namespace di::loop {
 // inherit the mask and the signals wait for the Signals object below.
 void signals_block(std::initializer_list<int> signals);
 
+// One of them, blocked already, has come and is not taken yet: for work that blocks before the loop runs.
+[[nodiscard]] bool signals_waiting(std::initializer_list<int> signals);
+
 // Owner: loop thread.
 class Signals {
  public:

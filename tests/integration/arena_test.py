@@ -216,6 +216,26 @@ def another_size_makes_a_new_arena():
         fleet.await_idle(60)
 
 
+def a_stop_does_not_wait_for_who_keeps_the_former_arena():
+    with Fleet() as fleet:
+        frozen = fleet.kill("di-decode.0", signal.SIGSTOP)
+        dead = fleet.kill(HOST)
+        wait_for(lambda: not fleet.alive(HOST), "di-kvd to be dead")
+        with open(fleet.run / f"{HOST}.log", "a") as log:
+            process = subprocess.Popen([str(BIN / "di-kvd"), "-f", str(SOURCE / "etc/local/di-kvd.host.toml"),
+                                        "-o", f"run.dir={fleet.run}", "-o", f"run.instance={HOST}",
+                                        "-o", "kv.arena_bytes=134217728"],
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_for(lambda: "the parked arena is of no use" in fleet.log(HOST), "the start to give the arena up")
+        process.terminate()
+        assert process.wait(60) == 0, fleet.log(HOST)
+        assert "stopped before it had started" in fleet.log(HOST)
+        assert "a process keeps the former arena" not in fleet.log(HOST)
+        os.kill(frozen, signal.SIGCONT)
+        fleet.up()
+        serves_again(fleet, dead)
+
+
 def ranks_do_not_keep_the_memory_of_a_host_that_stays_away():
     with Fleet(overrides=[f"{HOST}:kv.park=off"]) as fleet:
         ranks = {rank: fleet.pid(rank) for rank in ("di-prefill.0", "di-decode.0")}
@@ -336,5 +356,6 @@ if __name__ == "__main__":
     main([survives_kill_nine, survives_a_clean_restart, survives_its_engines, streams_go_on_over_a_restart,
           requests_under_way_when_it_dies_are_right, a_holder_that_dies_is_replaced,
           damaged_memory_is_never_served, without_parking_a_restart_is_cold,
-          another_size_makes_a_new_arena, ranks_do_not_keep_the_memory_of_a_host_that_stays_away,
+          another_size_makes_a_new_arena, a_stop_does_not_wait_for_who_keeps_the_former_arena,
+          ranks_do_not_keep_the_memory_of_a_host_that_stays_away,
           dropping_an_arena_leaves_the_store, what_was_dropped_is_matched_by_nobody, survives_with_systemd])

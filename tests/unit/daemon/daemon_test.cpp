@@ -223,6 +223,15 @@ TEST_F(DaemonTest, FailureAtTheStartIsOneErrorLineAndStatusOne) {
   EXPECT_FALSE(std::filesystem::exists(run_path("pid")));
 }
 
+TEST_F(DaemonTest, AStopWhileItPreparesIsNoFailure) {
+  const Process process = start({"-o", "probe.slow_start=true"});
+  ASSERT_TRUE(await_ready(process)) << read("err");  // the probe's word that it is busy
+  ASSERT_EQ(::kill(process.pid, SIGTERM), 0);
+  EXPECT_EQ(await_exit(process), exit_ok) << read("err");
+  EXPECT_NE(read("err").find("daemon: stopped before it had started"), std::string::npos) << read("err");
+  EXPECT_FALSE(std::filesystem::exists(run_path("pid")));
+}
+
 TEST_F(DaemonTest, RuntimeFailureIsStatusOne) {
   const Process process = start({});
   ASSERT_TRUE(await_ready(process)) << read("err");

@@ -1,4 +1,6 @@
 // The smallest daemon there is: what the skeleton does can be seen from outside.
+#include <thread>
+
 #include "daemon/daemon.h"
 
 namespace {
@@ -9,6 +11,7 @@ struct Config {
   std::int32_t fixed = 0;
   bool slow_stop = false;
   bool broken = false;
+  bool slow_start = false;
 };
 
 void params(di::config::Params& p, Config& c) {
@@ -17,12 +20,19 @@ void params(di::config::Params& p, Config& c) {
   p.integer("probe.fixed", c.fixed, {.def = 1, .max = 100, .help = "a value that stays"});
   p.boolean("probe.slow_stop", c.slow_stop, {.help = "never stops by itself"});
   p.boolean("probe.broken", c.broken, {.help = "cannot start"});
+  p.boolean("probe.slow_start", c.slow_start, {.help = "prepares until it is to stop"});
 }
 
 class Probe final : public di::daemon::ProgramOf<Config> {
  public:
   explicit Probe(const Config& config) : config_(config) {}
 
+  di::Status on_prepare(di::daemon::Daemon& daemon) override {
+    if (!config_.slow_start) return {};
+    daemon.ready();  // for the test: it is busy from here on
+    while (!daemon.stop_asked()) std::this_thread::yield();
+    return di::Error{di::Code::cancelled, 0, "prepared enough"};
+  }
   di::Status on_start(di::daemon::Daemon& daemon) override {
     daemon_ = &daemon;
     if (config_.broken) return di::Error{di::Code::io, 0, "the probe is broken"};

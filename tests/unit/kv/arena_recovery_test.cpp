@@ -368,6 +368,11 @@ TEST_F(ArenaRecoveryTest, who_keeps_a_mapping_sees_that_it_is_given_up_and_is_se
 TEST_F(ArenaRecoveryTest, prefault_keeps_what_is_there) {
   seal(*owner, 0, 1, 100, 2);
   options.prefault = true;
+  options.stopped = [] { return true; };
+  Former former;
+  EXPECT_EQ(ArenaOwner::take_over(Fd(::dup(owner->fd())), options, former).error().code, Code::cancelled);
+  EXPECT_EQ(ArenaOwner::create(options).error().code, Code::cancelled);
+  options.stopped = nullptr;
   Kept kept = restart();
   expect_right(kept);
   EXPECT_EQ(kept.former.slots.size(), 1u);

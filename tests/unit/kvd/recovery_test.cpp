@@ -40,5 +40,19 @@ TEST_F(ArenaMakeTest, there_is_never_memory_for_two) {
   EXPECT_EQ(made->arena->epoch(), 1u);
 }
 
+// A stop had to wait as long as a start waits for those who keep the former arena.
+TEST_F(ArenaMakeTest, a_stop_ends_the_wait_for_who_keeps_the_former_arena) {
+  auto former = *kv::ArenaOwner::create(options);
+  auto client = *kv::ArenaClient::map(former->fd(), former->bytes());
+  const std::shared_ptr<kv::ArenaMapping> mapping = client->mapping();
+  client.reset();
+  Fd parked(::fcntl(former->fd(), F_DUPFD_CLOEXEC, 0));
+  former.reset();
+  options.stopped = [&] { return mapping->given_up(); };
+  const auto made = arena_make(parking, options, std::move(parked));
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.error().code, Code::cancelled);
+}
+
 }  // namespace
 }  // namespace di::kvd
