@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <vector>
+
 #include "base/file.h"
 #include "base/log.h"
 #include "kv/chain.h"
@@ -110,13 +112,11 @@ void Router::peer_up(const net::Member& member) {
 }
 
 bool Router::rank_up(const net::Member& member) {
-  refused_.erase(member.id);
   const auto joined = identity_.join(member);
   if (!joined) {
     if (joined.error().code == Code::exists) {
       log_error("fleet", "rank of another model is refused",
                 {{"peer", member.instance}, {"error", joined.error()}});
-      refused_[member.id] = member;
     } else {
       log_error("fleet", "unreadable layout", {{"peer", member.instance}, {"error", joined.error()}});
     }
@@ -143,21 +143,19 @@ bool Router::rank_up(const net::Member& member) {
 }
 
 void Router::peer_lost(net::PeerId id) {
-  refused_.erase(id);
+  const std::vector<net::PeerId> may_come = identity_.leave(id);
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   const std::string instance = found->second.instance;
   peers_.erase(found);
-  identity_.leave(instance);
   if (core_ != nullptr) core_->on_peer_lost(instance, daemon_->loop().now());
   turn();
-  if (!identity_.alone()) return;
   // Who was refused for the sake of those that are gone comes up anew: its rank has said its credit, which was
   // dropped, and says none again before that changes.  A later turn: the endpoint is in the middle of a loss.
-  for (const auto& [waiting, member] : refused_) {
-    daemon_->loop().post("refused rank again", [this, id = waiting] {
-      if (refused_.contains(id))
-        daemon_->endpoint().lose(id, "was refused for the sake of ranks that are gone");
+  for (const net::PeerId waiting : may_come) {
+    daemon_->loop().post("refused rank again", [this, waiting] {
+      if (identity_.waits(waiting))
+        daemon_->endpoint().lose(waiting, "was refused for the sake of ranks that are gone");
     });
   }
 }

@@ -52,7 +52,6 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   request::Identity identity_;
   Bytes secret_;  // namespace secret of the catalogue
   std::map<net::PeerId, net::Member> peers_;
-  std::map<net::PeerId, net::Member> refused_;  // ranks of another model than those that are up
   std::unique_ptr<loop::Timer> due_timer_;
   std::unique_ptr<loop::Timer> second_timer_;
   bool turning_ = false;

@@ -369,6 +369,11 @@ TEST(Membership, OneModelHasOneLayoutAndOneRevision) {
   wire::meta_register upgraded = prefill("0", 13);
   upgraded.self.revision.raw[0] = std::byte{2};
   EXPECT_EQ(reason(members, upgraded), "");
+  // Who was refused asks again, and may when the last of the others is gone.
+  EXPECT_FALSE(members.judge(other));
+  const std::uint32_t gone = rows.at(0).id;
+  members.lost(gone, rows.at(0).generation);
+  EXPECT_EQ(reason(members, other), "");
 }
 
 // G12.
