@@ -25,7 +25,8 @@
 // Rails.  The set-up names the rail of each queue pair, and both sides leave out those whose port is down.  One
 // that goes down later is not asked on as long as there is another; what was under way there ends with the
 // connection when its retries are exhausted, and the next one does without the rail on which that happened, for
-// rail_rest.  A connection that had to leave one out is given up for another after rail_rest, between operations.
+// rail_rest, or until a greeting without it fails: the other side may have no more than that one.  A connection
+// that had to leave one out is given up for another after rail_rest, between operations.
 //
 // Connections.  A small TCP connection to `listen` shows the ticket, carries the set-up of the queue pairs,
 // one a rail, and stays open: its end is how the death of a process shows at once; a network that is gone

@@ -71,6 +71,8 @@ void Verbs::begin_dial(Link& link) {
 
 void Verbs::dial_failed(Link& link) {
   ++counters_.dials_failed;
+  // The other side may be up on those alone that were left out: the next dial offers all.
+  if (link.phase == LinkPhase::greeting) link.rests_until.fill(Instant{});
   link.dial_failed(now(), options_.dial_pause_min, options_.dial_pause_max);
   arm_sweep();
   if (Connection* connection = link.connection) {

@@ -125,7 +125,8 @@ struct Lane {
 struct Link : LinkBase {
   Connection* connection = nullptr;
   std::size_t next_lane = 0;
-  // Of each rail: since a queue pair to this peer broke there, until when others are preferred.
+  // Of each rail: since a queue pair to this peer broke there, until when others are preferred.  Forgotten when a
+  // greeting fails.
   std::array<Instant, verbs_lanes_max> rests_until{};
   std::size_t bounces = 0;  // slots of bounce memory
 };

@@ -359,6 +359,28 @@ TEST_F(VerbsFabricTest, rail_on_which_nothing_arrives_is_left_out_by_the_next_co
   EXPECT_EQ(a.fabric->counters().dials, 2u);
 }
 
+// The other side's second port is down, which is not known here: without the first there is nothing to join.
+TEST_F(VerbsFabricTest, rail_that_rests_is_offered_again_when_the_other_side_has_none_but_that) {
+  start_both([](VerbsFabricOptions& options) {
+    options.rails.push_back({options.self.instance == "di-kvd.b" ? "softverbs1" : "softverbs0", 1, 0});
+  });
+  softverbs::set_port(1, false);
+  turn();
+  connect();
+  const Bytes bytes(1000, std::byte{2});
+  softverbs::fail_nth(1, retry_exceeded);
+  EXPECT_EQ(finished(write(bytes)), Code::unreachable) << "its queue pair broke";
+  EXPECT_EQ(finished(write(bytes)), Code::unreachable) << "offered was the other alone";
+  OpId last = write(bytes);
+  EXPECT_TRUE(until([&] {
+    if (!a.is_done(last)) return false;
+    if (a.code_of(last) == Code::ok) return true;
+    last = write(bytes);
+    return false;
+  }));
+  EXPECT_EQ(a.fabric->counters().dials, 3u);
+}
+
 TEST_F(VerbsFabricTest, address_that_has_become_another_is_told_by_the_next_connection) {
   start_both();
   connect();
