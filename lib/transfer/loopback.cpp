@@ -208,7 +208,7 @@ class LoopbackFabric final : public Fabric {
   }
 
  private:
-  // See transfer/mover.h; connecting and greeting are one here.
+  // See transfer/links.h; connecting and greeting are one here.
   enum class Way : std::uint8_t { idle, asked, greeting, up, pause };
   struct What {
     Peer peer;
