@@ -99,7 +99,7 @@ Result<std::vector<kv::SlotPlace>> Pages::take_places(std::span<const std::uint6
     // Bytes may be free and still not lie together: evict until they do.
     while (!place && place.error().code == Code::busy && !evictable_.empty()) {
       ++counters_.evicted;
-      free(evictable_.begin()->second);
+      free(victim());
       place = pool_->take(wanted);
     }
     if (place) {
@@ -428,6 +428,8 @@ void Pages::index_add(Page& sealed) {
     std::vector<Place>& places = sealed_[sealed.keys[i]];
     if (places.empty()) ++sealed.owned;
     places.push_back({sealed.place.slot, i});
+    const auto count = continuations_.find(sealed.keys[i]);
+    if (count != continuations_.end()) sealed.continued += count->second;
   }
   sealed.indexed = true;
   if (sealed.owned > 0) {
@@ -505,40 +507,23 @@ void Pages::settle(std::uint32_t slot) {
     if (held.owned == 0) {
       free(slot);
     } else if (held.use == 0) {
-      follow_parent(held);
+      evictable(held);
     }
   }
 }
 
-// Older than what it continues.
-void Pages::follow_parent(Page& held) {
-  const auto found = sealed_.find(held.parent);
-  const std::uint64_t before = found == sealed_.end() ? 0 : page(found->second.front().slot).use;
-  if (before == 0) return evictable(held, last_use_ += use_step);
-  // A chain that is let go of from its beginning would be gone through for each of its pages.
-  if (last_use_ - before < recent_uses * use_step && !evictable_.contains(before - 1))
-    return evictable(held, before - 1);
-  evictable(held, last_use_ += use_step);
-  renew_ancestors(held);
-}
-
-void Pages::evictable(Page& held, std::uint64_t use) {
-  held.use = use;
+void Pages::evictable(Page& held) {
+  held.use = ++last_use_;
   evictable_.emplace(held.use, held.place.slot);
   evictable_bytes_ += held.place.bytes;
-}
-
-// Up to the first that is pinned, which does the same for those before it when it is let go of.
-void Pages::renew_ancestors(const Page& youngest) {
-  const Key* parent = &youngest.parent;
-  for (auto found = sealed_.find(*parent); found != sealed_.end(); found = sealed_.find(*parent)) {
-    Page& held = page(found->second.front().slot);
-    // Keys that come from a peer may go in a circle.
-    if (held.use == 0 || held.use >= youngest.use) return;
-    not_evictable(held);
-    evictable(held, last_use_ += use_step);
-    ++renewed_;
-    parent = &held.parent;
+  if (held.continued == 0) leaves_.emplace(held.use, held.place.slot);
+  if (held.parent == Key{}) return;
+  ++continuations_[held.parent];
+  const auto found = sealed_.find(held.parent);
+  if (found == sealed_.end()) return;
+  for (const Place& place : found->second) {
+    Page& before = page(place.slot);
+    if (before.continued++ == 0 && before.use != 0) leaves_.erase(before.use);
   }
 }
 
@@ -563,9 +548,31 @@ void Pages::free(std::uint32_t slot) {
 
 void Pages::not_evictable(Page& held) {
   if (held.use == 0) return;
-  evictable_.erase(held.use);
+  const std::uint64_t use = std::exchange(held.use, 0);
+  evictable_.erase(use);
+  leaves_.erase(use);
   evictable_bytes_ -= held.place.bytes;
-  held.use = 0;
+  if (held.parent == Key{}) return;
+  const auto count = continuations_.find(held.parent);
+  if (--count->second == 0) continuations_.erase(count);
+  const auto found = sealed_.find(held.parent);
+  if (found == sealed_.end()) return;
+  for (const Place& place : found->second) {
+    Page& before = page(place.slot);
+    if (--before.continued > 0 || before.use == 0) continue;
+    // Whoever used what continues it used it too.
+    if (before.use < use && !evictable_.contains(use)) {
+      evictable_.erase(before.use);
+      before.use = use;
+      evictable_.emplace(use, place.slot);
+    }
+    leaves_.emplace(before.use, place.slot);
+  }
+}
+
+std::uint32_t Pages::victim() const {
+  // Keys that come from a peer may go in a circle, which has no end to begin with.
+  return (leaves_.empty() ? evictable_ : leaves_).begin()->second;
 }
 
 Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins,
@@ -582,6 +589,8 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins,
       return broken("evictable and used, or neither", slot);
     }
     if (held.use != 0) evictable += held.place.bytes;
+    if ((held.use != 0 && held.continued == 0) != (held.use != 0 && leaves_.contains(held.use)))
+      return broken("not evicted in its turn", slot);
     if ((held.former || held.checking) && held.state != PageState::quarantined)
       return broken("a page of before is in use", slot);
     switch (held.state) {
@@ -605,6 +614,12 @@ Status Pages::check(const std::map<std::uint32_t, std::uint32_t>& pins,
           if (found->second.front().slot == slot && found->second.front().block == i) ++owned;
         }
         if (owned != held.owned) return broken("count of owned keys is wrong", slot);
+        std::uint32_t continued = 0;
+        for (const Key& key : held.keys) {
+          const auto count = continuations_.find(key);
+          if (count != continuations_.end()) continued += count->second;
+        }
+        if (continued != held.continued) return broken("count of pages that continue it is wrong", slot);
         places += held.keys.size();
         break;
       }

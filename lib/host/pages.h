@@ -22,10 +22,9 @@
 // Identity is per block, storage per page: a key belongs to the first sealed page that brought it; when
 // that page goes, to the next one.  A page that owns a key is told to di-meta (take_changes).
 //
-// Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used, and
-// a child goes before its parent, without which nobody finds it: a request's pages are unpinned from the end
-// of the chain, and a page that becomes evictable is a little older than what it continues, or, when that has
-// been so for long, makes the evictable ones in front of it newer.
+// Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used among the
+// pages that no other evictable one continues: without its beginning nobody finds the rest of a chain.  What such a
+// page continued is as recent as it was.
 #pragma once
 
 #include <array>
@@ -71,7 +70,8 @@ struct Page {
   bool stored = false;              // it came from elsewhere or was offered to the store
   bool indexed = false;             // its keys are in the index (filling or sealed)
   bool published = false;           // told to di-meta, or about to be
-  std::uint64_t use = 0;            // place in the order of eviction, when evictable
+  std::uint64_t use = 0;            // last use, when evictable
+  std::uint32_t continued = 0;      // sealed: by so many evictable pages
 };
 
 // Slots pinned by one holder, in chain order; a slot may be in it twice.
@@ -201,8 +201,6 @@ class Pages {
   [[nodiscard]] std::uint64_t bytes_total() const { return pool_ ? pool_->bytes_total() : 0; }
   [[nodiscard]] std::uint64_t bytes_free() const { return pool_ ? pool_->bytes_free() : 0; }
   [[nodiscard]] std::uint64_t bytes_evictable() const { return evictable_bytes_; }
-  // How often a page was made newer for the sake of one that continues it.
-  [[nodiscard]] std::uint64_t renewed() const { return renewed_; }
   [[nodiscard]] const std::map<std::uint32_t, Page>& all() const { return pages_; }
   [[nodiscard]] const PageCounters& counters() const { return counters_; }
 
@@ -227,10 +225,10 @@ class Pages {
   // For pages of so many bytes, all or none.
   Result<std::vector<kv::SlotPlace>> take_places(std::span<const std::uint64_t> bytes);
   void free(std::uint32_t slot);
-  void follow_parent(Page& page);
-  void evictable(Page& page, std::uint64_t use);
-  void renew_ancestors(const Page& youngest);
+  void evictable(Page& page);
   void not_evictable(Page& page);
+  // The next to be evicted; there is one.
+  [[nodiscard]] std::uint32_t victim() const;
 
   Options options_;
   ArenaPort& port_;
@@ -241,13 +239,11 @@ class Pages {
   std::array<std::uint64_t, page_states> counts_{};
   std::unordered_map<Key, std::vector<Place>> sealed_;  // looked up only; the first place owns the key
   std::unordered_map<Key, Place> filling_;
-  std::map<std::uint64_t, std::uint32_t> evictable_;  // use -> slot
+  std::map<std::uint64_t, std::uint32_t> evictable_;      // use -> slot
+  std::map<std::uint64_t, std::uint32_t> leaves_;         // of them, those that no other continues
+  std::unordered_map<Key, std::uint32_t> continuations_;  // how many evictable pages continue the block
   std::uint64_t evictable_bytes_ = 0;
-  // Between two uses there is room for the chain that continues the first.
-  static constexpr std::uint64_t use_step = std::uint64_t{1} << 20;
-  static constexpr std::uint64_t recent_uses = 1024;
   std::uint64_t last_use_ = 0;
-  std::uint64_t renewed_ = 0;
   std::uint64_t next_number_ = 1;
   std::set<std::uint32_t> added_;
   std::vector<std::uint64_t> removed_;

@@ -196,14 +196,77 @@ TEST_F(PagesTest, AChainThatIsLetGoOfFromItsBeginningIsEvictedFromItsEnd) {
   }
 }
 
+// Its second part was let go of at once, its end first: the page in the middle became older than all, went first, and
+// took the rest with it.
+TEST_F(PagesTest, AChainThatIsLetGoOfInPartsIsEvictedFromItsEnd) {
+  for (const bool second_first : {false, true}) {
+    const std::uint32_t chain = second_first ? 2 : 1;
+    const auto seal_part = [&](std::uint32_t part) {
+      for (const std::uint32_t first : {8 * part, 8 * part + 4}) {
+        const std::vector<Key> keys = test_keys(chain, first, 4);
+        say(prefill, scope(part), wire::kv_open{{4}, 1});
+        const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots.at(0);
+        for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
+        const Key parent = first == 0 ? Key{} : test_key(chain, first - 1);
+        say(prefill, scope(part), wire::kv_sealed{slot, parent, keys, test_crcs(keys), 0, 0});
+      }
+    };
+    seal_part(0);
+    seal_part(1);
+    settle_puts();
+    say(prefill, scope(second_first ? 1 : 0), wire::kv_release{});
+    say(prefill, scope(second_first ? 0 : 1), wire::kv_release{});
+    EXPECT_TRUE(idle());
+    for (const std::uint32_t left : {12, 8, 4, 0}) {
+      std::vector<std::uint32_t> pages((16 - left) / 4, 4);
+      say(prefill, scope(20), wire::kv_open{pages, 1});
+      EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+      for (const std::uint32_t first : {0, 4, 8, 12})
+        EXPECT_EQ(core->pages().has(test_key(chain, first)), first < left) << first << " of " << left;
+      say(prefill, scope(20), wire::kv_release{});
+    }
+  }
+}
+
+// Of two chains with one beginning that goes last which was used last, and the beginning with it.
+TEST_F(PagesTest, WhatSeveralContinueGoesWhenNoneIsLeft) {
+  cached(test_keys(1, 0, 4));
+  const auto branch = [&](std::uint32_t chain) {
+    const std::vector<Key> keys = test_keys(chain, 4, 4);
+    say(prefill, scope(chain), wire::kv_open{{4}, 1});
+    const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots.at(0);
+    for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
+    say(prefill, scope(chain), wire::kv_sealed{slot, test_key(1, 3), keys, test_crcs(keys), 0, 0});
+    settle_puts();
+    say(prefill, scope(chain), wire::kv_release{});
+  };
+  branch(2);
+  cached(test_keys(7, 0, 4));
+  branch(3);
+  EXPECT_TRUE(idle());
+  const auto left = [&](std::uint32_t wanted) {
+    say(prefill, scope(20), wire::kv_open{std::vector<std::uint32_t>(wanted, 4), 1});
+    EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+    say(prefill, scope(20), wire::kv_release{});
+    std::vector<bool> there;
+    for (const Key& key : {test_key(2, 4), test_key(7, 0), test_key(3, 4), test_key(1, 0)})
+      there.push_back(core->pages().has(key));
+    return there;
+  };
+  EXPECT_EQ(left(1), (std::vector<bool>{false, true, true, true}));
+  EXPECT_EQ(left(2), (std::vector<bool>{false, false, true, true}));
+  EXPECT_EQ(left(3), (std::vector<bool>{false, false, false, true}));
+  EXPECT_EQ(left(4), (std::vector<bool>{false, false, false, false}));
+}
+
 class LongChainTest : public World {
  protected:
   LongChainTest() : World(600) { usual_peers(); }
   wire::Scope scope(std::uint32_t number) const { return {test_request(number), 1, 0, 0}; }
 };
 
-// As when another machine reads it.  The whole chain in front of each page was gone through again.
-TEST_F(LongChainTest, LettingGoOfAChainPageByPageIsNoWorkForThoseInFront) {
+// As when another machine reads it.
+TEST_F(LongChainTest, AChainThatIsLetGoOfPageByPageIsEvictedFromItsEnd) {
   constexpr std::uint32_t pages = 128;
   const auto all = test_keys(1, 0, pages);
   for (std::uint32_t i = 0; i < pages; ++i) {
@@ -216,7 +279,6 @@ TEST_F(LongChainTest, LettingGoOfAChainPageByPageIsNoWorkForThoseInFront) {
   settle_puts();
   for (std::uint32_t i = 0; i < pages; ++i) say(prefill, scope(i), wire::kv_release{});
   EXPECT_TRUE(idle());
-  EXPECT_EQ(core->pages().renewed(), 0u);
   // Of 256 slots 192 are taken: half of the chain goes, and it is the end.
   say(prefill, scope(500), wire::kv_open{std::vector<std::uint32_t>(192, 1), 1});
   EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
