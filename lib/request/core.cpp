@@ -163,16 +163,21 @@ void RouterCore::join_queue(Flight& flight) {
 void RouterCore::leave_queue(Flight& flight) {
   if (flight.state == FlightState::queued)
     queues_[flight.request.model].erase({flight.submitted, flight.queue_number});
+  flight.back_until = instant_never;
 }
 
 void RouterCore::dispatch(Instant now) {
   if (!std::exchange(dispatch_due_, false)) return;
   for (auto& [model, queue] : queues_) {
-    while (!queue.empty()) {
-      Flight& flight = flights_.at(queue.begin()->second);
-      const auto rank = ranks_.choose_prefill(model, flight.wish);
-      if (!rank.has_value()) break;
-      bind(flight, *rank, now);
+    for (auto next = queue.begin(); next != queue.end();) {
+      Flight& flight = flights_.at((next++)->second);  // which may leave the queue here
+      if (const auto rank = ranks_.choose_prefill(model, flight.wish)) {
+        bind(flight, *rank, now);
+      } else if (flight.wish.never.empty()) {
+        break;
+      } else {
+        end_if_never_taken(flight, false, now);  // those behind it may be taken by ranks that it leaves out
+      }
     }
     hint_prefetch(queue, model, now);
   }
@@ -248,15 +253,24 @@ void RouterCore::maybe_ask_seat(Flight& flight, Instant now) {
   if (wants_seat(flight) && now >= flight.seat_again) ask_seat(flight, now);
 }
 
+namespace {
+
+// Of the attempt, when it has got to its end.
+std::uint64_t known_tokens(const Flight& flight) {
+  return flight.tokens.size() + std::uint64_t{flight.request.sampling.max_tokens} - flight.first_index;
+}
+
+}  // namespace
+
 void RouterCore::ask_seat(Flight& flight, Instant now) {
-  const std::uint64_t known =
-      flight.tokens.size() + std::uint64_t{flight.request.sampling.max_tokens} - flight.first_index;
+  const std::uint64_t known = known_tokens(flight);
   const RankInfo* prefill = ranks_.find(flight.prefill.rank);
   const auto rank =
       ranks_.choose_decode(flight.request.model, known, prefill == nullptr ? Place{} : prefill->place,
                            flight.wish, flight.seat_avoid);
   if (!rank.has_value()) {
     flight.seat_again = now + options_.seat_retry;
+    end_if_never_taken(flight, true, now);
     return;
   }
   const RankInfo& info = *ranks_.find(*rank);
@@ -362,16 +376,50 @@ void RouterCore::bind_refused(Flight& flight, const wire::prefill_refused& refus
   // It is not chosen again before a newer one.  Where the credit has room the refusal has another cause.
   const bool crossed = rank != nullptr && !rank->takes_bind();
   close_leg(flight.prefill);
-  const auto code = static_cast<Code>(refused.code);
-  if (code == Code::invalid || code == Code::unsupported) {
-    end(flight, code, refused.reason, wire::Finish::error, now);
-  } else if (code == Code::busy && crossed && !flight.ended) {
+  const bool never = leave_out(flight, flight.prefill, refused.code, refused.reason);
+  if (never) {
+    release_prefetch(flight);
+    end_if_never_taken(flight, false, now);
+  }
+  if (flight.ended) return;
+  if (never || (static_cast<Code>(refused.code) == Code::busy && crossed)) {
     // What it says to a target of before is of no interest: it knows nothing of the request.
     flight.prefill = {};
     flight.token_until = instant_never;
     join_queue(flight);
   } else {
     reenter(flight, "the bind was refused", now);
+  }
+}
+
+void RouterCore::seat_refused(Flight& flight, const wire::seat_refused& refused, Instant now) {
+  close_leg(flight.decode);
+  if (leave_out(flight, flight.decode, refused.code, refused.reason)) {
+    flight.seats_failed = 0;  // the next one is asked at once
+    end_if_never_taken(flight, true, now);
+  }
+  seat_lost(flight, now);
+}
+
+bool RouterCore::leave_out(Flight& flight, const LegState& leg, std::uint16_t code,
+                           const std::string& reason) {
+  if (static_cast<Code>(code) != Code::invalid && static_cast<Code>(code) != Code::unsupported) return false;
+  flight.wish.never[leg.rank] = leg.generation;
+  flight.refusal = Error{static_cast<Code>(code), 0, reason};
+  return true;
+}
+
+void RouterCore::end_if_never_taken(Flight& flight, bool decode, Instant now) {
+  if (!decode) flight.back_until = instant_never;
+  if (flight.wish.never.empty() || flight.ended) return;
+  if (!ranks_.never_taken(flight.request.model, decode, known_tokens(flight), flight.wish)) return;
+  // A supervisor may bring back the one that can.
+  const auto lost = lost_at_.find({flight.request.model, decode});
+  if (lost == lost_at_.end() || lost->second + options_.absence_wait <= now) {
+    end(flight, flight.refusal.code, flight.refusal.message, wire::Finish::error, now);
+  } else if (!decode) {
+    touch(flight);
+    flight.back_until = lost->second + options_.absence_wait;
   }
 }
 
@@ -465,13 +513,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         if (flight == nullptr || !is_from(message, flight->decode)) break;
         note(*flight, "seat_refused", "rank=" + flight->decode.rank.text() + " reason=" + refused->reason,
              now);
-        const auto code = static_cast<Code>(refused->code);
-        if (code == Code::invalid || code == Code::unsupported) {
-          close_leg(flight->decode);
-          end(*flight, code, refused->reason, wire::Finish::error, now);
-        } else {
-          seat_lost(*flight, now);
-        }
+        seat_refused(*flight, *refused, now);
       }
       break;
     case wire::decode_started::number:
@@ -692,6 +734,7 @@ void RouterCore::on_peer_up(const wire::Member& member, Instant now) {
 }
 
 void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
+  if (const RankInfo* rank = ranks_.find({instance, 0})) lost_at_[{rank->model, rank->decode}] = now;
   ranks_.remove(instance);  // first: what is lost here looks for a place elsewhere
   if (instance == meta_) {
     meta_.clear();
@@ -780,6 +823,7 @@ void RouterCore::on_due(Flight& flight, Instant now) {
     enqueue(flight, 0, now);
   }
   if (flight.reenter_at <= now) start_attempt(flight, now);
+  if (flight.back_until <= now) end_if_never_taken(flight, false, now);
   if (!flight.ended) {
     if (now >= flight.submitted + options_.total_wait) {
       end(flight, Code::timeout, "the request took too long", wire::Finish::error, now);
@@ -805,8 +849,9 @@ void RouterCore::on_due(Flight& flight, Instant now) {
 
 Instant RouterCore::due_of(const Flight& flight) const {
   if (flight.ended) return flight.kill_at;
-  Instant due = std::min({flight.match_until, flight.reenter_at, flight.submitted + options_.total_wait,
-                          flight.first_until, flight.token_until, flight.gap_until, absent_until(flight)});
+  Instant due = std::min({flight.match_until, flight.reenter_at, flight.back_until,
+                          flight.submitted + options_.total_wait, flight.first_until, flight.token_until,
+                          flight.gap_until, absent_until(flight)});
   if (wants_seat(flight)) due = std::min(due, flight.seat_again);
   if (waits_for_seat(flight)) due = std::min(due, flight.seat_answer_until);
   return due;

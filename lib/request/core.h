@@ -10,6 +10,9 @@
 // The queue is in the order of submission, so a request that re-enters is in front of younger ones.  A bind
 // that crossed with a credit that takes it back is no loss: the request is in the queue again, in the same attempt.
 //
+// A rank that can never take a request, because its host's arena or its own pool is too small, is left out for it;
+// the request ends with that error when all said so.
+//
 // A message costs the flights that it is about, not all there are: whatever changes a flight touches it, and
 // settle() looks at those that were touched, takes away the ones that are over and lists the next deadline of
 // the others.
@@ -126,6 +129,11 @@ class RouterCore {
   // The hand-over failed and the pages are still held.
   void handover_failed(Flight& flight, Code code, Instant now);
   void bind_refused(Flight& flight, const wire::prefill_refused& refused, Instant now);
+  void seat_refused(Flight& flight, const wire::seat_refused& refused, Instant now);
+  // "Do not repeat it", of one rank: others may have more room.  False: the rank said something else.
+  static bool leave_out(Flight& flight, const LegState& leg, std::uint16_t code, const std::string& reason);
+  // Ends the flight when every rank of the kind said that: with absence_wait for one that was lost just now.
+  void end_if_never_taken(Flight& flight, bool decode, Instant now);
   void maybe_ask_seat(Flight& flight, Instant now);
   [[nodiscard]] bool wants_seat(const Flight& flight) const;
   [[nodiscard]] static bool waits_for_seat(const Flight& flight) {
@@ -181,6 +189,7 @@ class RouterCore {
   [[nodiscard]] std::string absence(const std::string& model) const;
   // By model: since when no prefill or no decode rank is up.  A model that was never served is not here.
   std::map<std::string, Instant> absent_since_;
+  std::map<std::pair<std::string, bool>, Instant> lost_at_;  // by model and kind: when one was lost last
   std::uint64_t reentries_ = 0;
   std::uint64_t matched_blocks_ = 0;
   std::uint64_t visits_ = 0;

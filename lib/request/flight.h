@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/time.h"
 #include "request/emit.h"
 #include "request/rank_table.h"
@@ -80,7 +81,8 @@ struct Flight {
   bool started = false;        // decode_started came
   bool prefill_token = false;  // prefill's token of this attempt came
   std::optional<RankName> seat_avoid;
-  Wish wish;  // near_host outlives the attempt
+  Wish wish;      // near_host and never outlive the attempt
+  Error refusal;  // what the last of wish.never said
   std::uint32_t seats_failed = 0;
   std::string prefetch_host;  // holds a hint's pins there
 
@@ -93,6 +95,7 @@ struct Flight {
   Instant submitted;
   Instant match_until = instant_never;
   Instant reenter_at = instant_never;  // waits before matching again
+  Instant back_until = instant_never;  // queued, and only a lost rank that comes back may take it
   Instant seat_again = instant_never;
   Instant seat_answer_until = instant_never;  // while seat_asked
   Instant gap_until = instant_never;

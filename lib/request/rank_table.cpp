@@ -19,6 +19,11 @@ std::uint32_t lack(std::uint32_t blocks) {
 
 }  // namespace
 
+bool Wish::leaves_out(const RankName& name, const RankInfo& info) const {
+  const auto found = never.find(name);
+  return found != never.end() && found->second == info.generation;
+}
+
 std::uint32_t distance(const Place& a, const Place& b) {
   if (a.zone != b.zone) return 3;
   if (a.rack != b.rack) return 2;
@@ -78,7 +83,7 @@ std::optional<RankName> RankTable::choose_prefill(const std::string& model, cons
   std::optional<RankName> best;
   std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   for (const auto& [name, info] : ranks_) {
-    if (info.decode || info.model != model || !info.takes_bind()) continue;
+    if (info.decode || info.model != model || !info.takes_bind() || wish.leaves_out(name, info)) continue;
     const bool far = !wish.near_host.empty() && info.place.host != wish.near_host;
     const std::tuple cost{far, info.outstanding_us, info.outstanding, lack(held_by(wish, info)),
                           info.credit.queue_us};
@@ -99,7 +104,7 @@ std::optional<RankName> RankTable::choose_decode(const std::string& model, std::
   std::tuple<bool, bool, std::uint32_t, std::uint32_t, std::uint64_t> best_cost;
   const std::uint64_t largest = *sums_.at(model).capacities.rbegin();
   for (const auto& [name, info] : ranks_) {
-    if (!info.decode || info.model != model || !info.takes_seat()) continue;
+    if (!info.decode || info.model != model || !info.takes_seat() || wish.leaves_out(name, info)) continue;
     if (tokens <= largest && tokens > info.room_tokens()) continue;
     const std::uint32_t away = distance(from, info.place);
     // A link was too slow for this request: no other one is tried while there is a seat without a link.
@@ -125,6 +130,7 @@ std::string RankTable::choose_host(const std::string& model, const Wish& wish) c
   std::tuple<bool, std::uint64_t, std::uint32_t> best_cost;
   for (const auto& [name, info] : ranks_) {
     if (info.decode || info.model != model || info.credit.draining || info.credit.host.empty()) continue;
+    if (wish.leaves_out(name, info)) continue;
     const bool far = !wish.near_host.empty() && info.place.host != wish.near_host;
     const std::tuple cost{far, info.outstanding_us, lack(held_by(wish, info))};
     if (best.empty() || cost < best_cost) {
@@ -175,6 +181,20 @@ bool RankTable::reads_at(const std::string& model, const std::string& host) cons
     const RankInfo& info = entry.second;
     return !info.decode && info.model == model && info.place.host == host && !info.credit.draining;
   });
+}
+
+bool RankTable::never_taken(const std::string& model, bool decode, std::uint64_t tokens,
+                            const Wish& wish) const {
+  bool refused = false;
+  for (const auto& [name, info] : ranks_) {
+    if (info.decode != decode || info.model != model || info.credit.draining) continue;
+    if (wish.leaves_out(name, info)) {
+      refused = true;
+    } else if (!decode || tokens <= info.credit.kv_tokens_max) {
+      return false;
+    }
+  }
+  return refused;
 }
 
 std::uint64_t RankTable::outstanding() const {

@@ -42,10 +42,15 @@ struct Place {
 // 0 the same host, 1 the same rack, 2 the same zone, 3 another zone.
 [[nodiscard]] std::uint32_t distance(const Place& a, const Place& b);
 
-// What one request would rather have.
+struct RankInfo;
+
+// What one request would rather have, and whom it need not ask.
 struct Wish {
   std::map<std::string, std::uint32_t> held;  // blocks of its prefix, by the di-kvd whose arena has them
   std::string near_host;                      // label; set when a link to there was too slow
+  std::map<RankName, std::uint32_t> never;    // said that they can never take it, and in which generation
+
+  [[nodiscard]] bool leaves_out(const RankName& name, const RankInfo& info) const;
 };
 
 struct RankInfo {
@@ -104,6 +109,10 @@ class RankTable {
   [[nodiscard]] bool serves(const std::string& model, bool decode) const;
   // One of prefill is, on this host.
   [[nodiscard]] bool reads_at(const std::string& model, const std::string& host) const;
+  // Of the ranks of the kind that take work one has said that it can never take this request (Wish), and so have
+  // all others whose pool has room for `tokens` known tokens; those of prefill say so themselves.
+  [[nodiscard]] bool never_taken(const std::string& model, bool decode, std::uint64_t tokens,
+                                 const Wish& wish) const;
   [[nodiscard]] std::uint64_t outstanding() const;
   // Walks over the ranks for a seat.
   [[nodiscard]] std::uint64_t seat_walks() const { return seat_walks_; }

@@ -154,6 +154,17 @@ class RouterTest : public ::testing::Test {
     message.code = static_cast<wire::U16>(code);
     say(from, scope(id, attempt), message);
   }
+  // The arena of the rank's host, or its own pool, is too small.
+  void bind_never_fits(const std::string& rank, const RequestId& id) {
+    const auto bind = heard<wire::prefill_bind>(rank);
+    ASSERT_TRUE(bind);
+    say(rank, scope(id),
+        wire::prefill_refused{
+            bind->bind, static_cast<wire::U16>(Code::invalid), "longer than the arena", 0, {}});
+  }
+  void seat_never_fits(const std::string& rank, const RequestId& id) {
+    say(rank, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::invalid), "longer than the arena"});
+  }
   // Prefill could not hand over to that seat.
   void hand_over_failed(const RequestId& id, Code code, std::uint64_t seat = 5,
                         const std::string& decode = decode0) {

@@ -223,14 +223,79 @@ TEST_F(RouterTest, AttemptsAreCounted) {
   expect_nothing_held();
 }
 
-TEST_F(RouterTest, AnInvalidBindIsAnErrorAtOnce) {
+// Hosts have arenas of different sizes: what the smallest said ended the request for all of them.
+TEST_F(RouterTest, ABindThatNeverFitsAtOneRankGoesToTheOthers) {
+  const RequestId id = submit(18, 1);
+  matched(id, 0);
+  bind_never_fits(prefill0, id);
+  EXPECT_TRUE(endings.empty());
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill1));
+  EXPECT_EQ(attempt(id), 1);
+  // A loss later on does not lead to the first one again.
+  grant(prefill0, 100);
+  lose(prefill1);
+  matched(id, 0, 2);
+  EXPECT_EQ(attempt(id), 2);
+  EXPECT_EQ(count<wire::prefill_bind>(), 0);
+  up(prefill1);
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill1));
+  token(prefill1, id, 0, 2);
+  done(prefill1, id, Code::ok, 2);
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::ok);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, ABindThatNeverFitsAnywhereIsAnErrorAtOnce) {
   const RequestId id = submit();
   matched(id, 0);
-  say(prefill0, scope(id),
-      wire::prefill_refused{1, static_cast<wire::U16>(Code::invalid), "too long", 0, {}});
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  bind_never_fits(prefill0, id);
+  bind_never_fits(prefill1, id);
   ASSERT_EQ(endings.size(), 1U);
   EXPECT_EQ(endings[0].code, Code::invalid);
-  EXPECT_EQ(endings[0].reason, "too long");
+  EXPECT_EQ(endings[0].reason, "longer than the arena");
+  EXPECT_EQ(endings[0].read_tokens, 0U);
+  EXPECT_EQ(endings[0].output_tokens, 0U);
+  EXPECT_EQ(endings[0].attempts, 1);
+  EXPECT_TRUE(heard<wire::request_stop>(decode0));
+  done(decode0, id);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, ARequestThatWaitsForALargerRankKeepsNobodyElseWaiting) {
+  grant(prefill1, 0);
+  const RequestId large = submit();
+  matched(large, 0);
+  bind_never_fits(prefill0, large);
+  EXPECT_EQ(state(large), FlightState::queued);
+  const RequestId small = submit();
+  matched(small, 0);
+  wire::Scope bound;
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill0, &bound));
+  EXPECT_EQ(bound.request, small);
+  grant(prefill1, 8);
+  ASSERT_TRUE(heard<wire::prefill_bind>(prefill1, &bound));
+  EXPECT_EQ(bound.request, large);
+}
+
+// The larger rank is away for a moment: only when it stays away the word of the others counts.
+TEST_F(RouterTest, ARequestThatFitsNoneOfThoseThatAreUpWaitsAWhileForTheOneThatWasLost) {
+  const RequestId id = submit();
+  matched(id, 0);
+  lose(prefill1);
+  bind_never_fits(prefill0, id);
+  EXPECT_EQ(core->next_due(), now + seconds(2));  // about the seat
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_EQ(core->next_due(), now + seconds(15));
+  advance(seconds(15) - milliseconds(1));
+  EXPECT_TRUE(endings.empty());
+  advance(milliseconds(1));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::invalid);
+  done(decode0, id);
+  expect_nothing_held();
 }
 
 TEST_F(RouterTest, APrefillLostBeforeDecodeStartedReenters) {

@@ -100,13 +100,70 @@ TEST_F(RouterTest, ASeatThatNobodyWaitsForIsGivenBack) {
   EXPECT_EQ(core->find(id)->seat, 0U);
 }
 
-TEST_F(RouterTest, AnInvalidSeatIsAnErrorAtOnce) {
+TEST_F(RouterTest, ASeatThatNeverFitsAtOneRankIsAskedOfTheOthers) {
   const RequestId id = submit();
   matched(id, 0);
-  say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::invalid), "too long"});
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  seat_never_fits(decode0, id);
+  EXPECT_TRUE(endings.empty());
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1));
+  say(decode1, scope(id), wire::seat_granted{6, kvd});
+  token(prefill0, id, 0);
+  say(decode1, scope(id), wire::decode_started{6, 4});
+  done(prefill0, id);
+  token(decode1, id, 1);
+  // In the middle of the answer the large one is lost, and comes back.
+  lose(decode1);
+  matched(id, 0, 2);
+  advance(seconds(10));
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  EXPECT_TRUE(endings.empty());
+  up(decode1);
+  advance(milliseconds(50));
+  wire::Scope asked;
+  ASSERT_TRUE(heard<wire::decode_seat>(decode1, &asked));
+  EXPECT_EQ(asked.attempt, 2);
+}
+
+TEST_F(RouterTest, ASeatThatNeverFitsAnywhereIsAnErrorAtOnce) {
+  const RequestId id = submit();
+  matched(id, 0);
+  seat_never_fits(decode0, id);
+  seat_never_fits(decode1, id);
   ASSERT_EQ(endings.size(), 1U);
   EXPECT_EQ(endings[0].code, Code::invalid);
+  EXPECT_EQ(endings[0].read_tokens, 0U);
+  EXPECT_EQ(count<wire::decode_seat>(), 2);
   EXPECT_TRUE(heard<wire::request_stop>(prefill0));
+  EXPECT_EQ(count<wire::request_stop>(), 0);
+  done(prefill0, id);
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, ASeatLargerThanAllPoolsIsAskedForOnce) {
+  const RequestId id = submit(18, 200000);
+  matched(id, 0);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  seat_never_fits(decode0, id);
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].code, Code::invalid);
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+}
+
+// Another start of a rank may have another arena.
+TEST_F(RouterTest, ARankThatStartedAnewIsAskedAgainForWhatNeverFitted) {
+  lose(decode1);
+  const RequestId id = submit();
+  matched(id, 0);
+  ASSERT_TRUE(heard<wire::decode_seat>(decode0));
+  seat_never_fits(decode0, id);
+  EXPECT_TRUE(endings.empty());
+  advance(seconds(1));
+  EXPECT_EQ(count<wire::decode_seat>(), 0);
+  lose(decode0);
+  up(decode0);
+  advance(milliseconds(50));
+  EXPECT_TRUE(heard<wire::decode_seat>(decode0));
 }
 
 TEST_F(RouterTest, NoSeatIsAskedFarAheadNorForASingleToken) {
