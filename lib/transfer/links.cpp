@@ -1,6 +1,9 @@
 #include "transfer/links.h"
 
 #include <cmath>
+#include <utility>
+
+#include "base/log.h"
 
 namespace di::transfer {
 
@@ -25,6 +28,33 @@ std::optional<double> LinkRate::moved(std::uint64_t bytes, bool goes_on, Instant
   busy_ = Duration(0);
   bytes_ = 0;
   return bytes_per_s_;
+}
+
+void LinkBase::dial_failed(Instant now, Duration pause_min, Duration pause_max, std::string_view why) {
+  // Loudly once: a peer that is ending is dialled in vain, too, and one that tells a wrong address always is.
+  if (!why.empty()) {
+    log_write(std::exchange(told, true) ? LogLevel::debug : LogLevel::warn, "fabric", "dial failed",
+              {{"peer", peer.instance}, {"error", why}});
+  }
+  ++failures;
+  phase = LinkPhase::pause;
+  until = now + dial_pause(failures, pause_min, pause_max);
+}
+
+std::string_view LinkBase::late() const {
+  switch (phase) {
+    case LinkPhase::asked:
+      return "no ticket came in time";
+    case LinkPhase::connecting:
+      return "no connection in time";
+    case LinkPhase::greeting:
+      return "no greeting came in time";
+    case LinkPhase::idle:
+    case LinkPhase::up:
+    case LinkPhase::pause:
+      break;
+  }
+  DI_PANIC("not a dial");
 }
 
 }  // namespace di::transfer

@@ -14,7 +14,7 @@
 //   any         the peer is lost                    gone; its operations end as unreachable
 // After a failed dial operations end at once until the link is up again.
 //
-// Pure.  Owner: the thread of the fabric.  Bounds: peers_max links.
+// Pure, but for the line that tells of a failed dial.  Owner: the thread of the fabric.  Bounds: peers_max links.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +24,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "base/assert.h"
@@ -62,6 +63,7 @@ struct LinkBase {
   LinkPhase phase = LinkPhase::idle;
   Ticket ticket;  // of the dial
   unsigned failures = 0;
+  bool told = false;  // at level warn, that dials fail
   Instant until;      // of the dial, or of the pause
   Instant wanted_at;  // last operation
   std::array<std::deque<OpId>, classes> waiting;
@@ -74,14 +76,14 @@ struct LinkBase {
   }
   // Operations end at once.
   [[nodiscard]] bool failed() const { return phase != LinkPhase::up && failures > 0; }
-  void dial_failed(Instant now, Duration pause_min, Duration pause_max) {
-    ++failures;
-    phase = LinkPhase::pause;
-    until = now + dial_pause(failures, pause_min, pause_max);
-  }
+  // `why` is empty when it was told elsewhere.
+  void dial_failed(Instant now, Duration pause_min, Duration pause_max, std::string_view why);
+  // Why a dial that took too long failed.
+  [[nodiscard]] std::string_view late() const;
   void connected(Instant now) {
     phase = LinkPhase::up;
     failures = 0;
+    told = false;
     if (waits()) rate.begin(now);
   }
 };

@@ -197,14 +197,13 @@ void Mover::carry_out(Dial& dial) {
   Link* link = links_.find(dial.peer);
   if (link == nullptr || link->phase != LinkPhase::asked) return;  // the answer comes too late
   if (!dial.ticket) {
-    dial_failed(*link);
+    dial_failed(*link, {});
     return;
   }
   count(&FabricCounters::dials);
   Result<Fd> fd = data_connect(dial.endpoint);
   if (!fd) {
-    tell_dial_failed(*link, fd.error());
-    dial_failed(*link);
+    dial_failed(*link, fd.error().message);
     return;
   }
   Connection& connection = add_connection(*std::move(fd));
@@ -257,15 +256,9 @@ void Mover::begin_dial(Link& link) {
   tell(WantTicket{link.peer});
 }
 
-// Loudly once: a peer that is ending is dialled in vain, too, and one that tells a wrong address always is.
-void Mover::tell_dial_failed(const Link& link, const Error& why) {
-  log_write(link.failures == 0 ? LogLevel::warn : LogLevel::debug, "fabric", "dial failed",
-            {{"peer", link.peer.instance}, {"error", why}});
-}
-
-void Mover::dial_failed(Link& link) {
+void Mover::dial_failed(Link& link, std::string_view why) {
   count(&FabricCounters::dials_failed);
-  link.dial_failed(now_, options_.dial_pause_min, options_.dial_pause_max);
+  link.dial_failed(now_, options_.dial_pause_min, options_.dial_pause_max, why);
   if (Connection* connection = link.connection) {
     link.connection = nullptr;
     connection->link = nullptr;
@@ -444,7 +437,7 @@ Mover::Connection& Mover::add_connection(Fd fd) {
   return *at->second;
 }
 
-void Mover::close(Connection& connection) {
+void Mover::close(Connection& connection, std::string_view why) {
   if (connection.closed) return;
   connection.closed = true;
   if (connection.armed != 0) {
@@ -462,7 +455,7 @@ void Mover::close(Connection& connection) {
   connection.link = nullptr;
   link->connection = nullptr;
   if (link->phase != LinkPhase::up) {
-    dial_failed(*link);
+    dial_failed(*link, why);
     return;
   }
   link->phase = LinkPhase::idle;
@@ -494,8 +487,7 @@ void Mover::on_event(Connection& connection, std::uint32_t events) {
     socklen_t length = sizeof error;
     if (::getsockopt(connection.stream.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
     if (error != 0) {
-      if (connection.link != nullptr) tell_dial_failed(*connection.link, errno_error("connect", error));
-      close(connection);
+      close(connection, errno_error("connect", error).message);
       return;
     }
     connection.connected = true;
@@ -541,7 +533,7 @@ void Mover::flush(Connection& connection) {
 
 void Mover::malformed(Connection& connection) {
   count(&FabricCounters::malformed);
-  close(connection);
+  close(connection, "a malformed answer");
 }
 
 void Mover::receive(Connection& connection) {
@@ -574,7 +566,7 @@ void Mover::receive(Connection& connection) {
         return;
       case Stream::Got::forged:
         count(&FabricCounters::refused_seal);
-        close(connection);
+        close(connection, "a forged answer");
         return;
     }
   }
@@ -727,10 +719,7 @@ bool Mover::on_frame(Connection& connection) {
 bool Mover::on_welcome(Connection& connection) {
   const Result<Peer> peer = peer_decode(connection.heard);
   if (!peer || *peer != connection.peer) {
-    // Another process has the address by now.
-    log_write(LogLevel::debug, "fabric", "dial failed: another process answers",
-              {{"peer", connection.peer.instance}});
-    close(connection);
+    close(connection, "another process has the address by now");
     return false;
   }
   connection.greeted = true;
@@ -778,7 +767,7 @@ void Mover::sweep() {
       case LinkPhase::asked:
       case LinkPhase::connecting:
       case LinkPhase::greeting:
-        if (link->until <= now_) dial_failed(*link);
+        if (link->until <= now_) dial_failed(*link, link->late());
         break;
       case LinkPhase::up:
         if (link->rate.busy()) measure(*link, 0);

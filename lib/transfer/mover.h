@@ -16,6 +16,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <variant>
@@ -177,8 +178,7 @@ class Mover {
 
   // Links and operations.
   void begin_dial(Link& link);
-  static void tell_dial_failed(const Link& link, const Error& why);
-  void dial_failed(Link& link);
+  void dial_failed(Link& link, std::string_view why);
   void end_op(OpId id, Code code);
   void end_ops(Link& link, bool begun_only);
   [[nodiscard]] bool may_send(const Link& link) const;
@@ -189,7 +189,8 @@ class Mover {
   // Connections.
   void accept_all();
   Connection& add_connection(Fd fd);
-  void close(Connection& connection);
+  // `why`: of a dial that fails with it.
+  void close(Connection& connection, std::string_view why = "the connection ended");
   void arm(Connection& connection);
   void on_event(Connection& connection, std::uint32_t events);
   [[nodiscard]] bool drop_silent();

@@ -75,7 +75,7 @@ Connection& Verbs::add_connection(Fd fd) {
   return connection;
 }
 
-void Verbs::close(Connection& connection) {
+void Verbs::close(Connection& connection, std::string_view why) {
   if (connection.closed) return;
   connection.closed = true;
   connection.watch.reset();
@@ -107,7 +107,7 @@ void Verbs::close(Connection& connection) {
   if (link->connection != &connection) return;
   link->connection = nullptr;
   if (link->phase != LinkPhase::up) {
-    dial_failed(*link);
+    dial_failed(*link, why);
     return;
   }
   link->phase = LinkPhase::idle;
@@ -129,15 +129,14 @@ void Verbs::on_writable(Connection& connection) {
   int error = 0;
   socklen_t length = sizeof error;
   if (::getsockopt(connection.stream.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
-  if (error != 0) return close(connection);
+  if (error != 0) return close(connection, errno_error("connect", error).message);
   connection.connected = true;
   connection.link->phase = LinkPhase::greeting;
   for (const std::size_t rail : rails_for(*connection.link)) {
     if (const Status made = add_lane(connection, rail); !made.ok()) warn_of(connection, made.error());
   }
   if (connection.lanes.empty()) {
-    warn_of(connection, Error{Code::unreachable, 0, "no rail is up"});
-    return close(connection);
+    return close(connection, "no rail is up");
   }
   connection.said = verbs_setup_encode(setup_of(connection));
   Frame hello = frame_hello(connection.link->ticket.secret, false);
@@ -154,7 +153,7 @@ void Verbs::flush(Connection& connection) {
 
 bool Verbs::malformed(Connection& connection) {
   ++counters_.malformed;
-  close(connection);
+  close(connection, "a malformed answer");
   return false;
 }
 
@@ -257,10 +256,7 @@ bool Verbs::on_welcome(Connection& connection) {
   Result<VerbsSetup> setup = verbs_setup_decode(connection.heard);
   if (!setup || !setup->memories.empty()) return malformed(connection);
   if (setup->peer != connection.peer) {
-    // Another process has the address by now.
-    log_write(LogLevel::debug, "fabric", "dial failed: another process answers",
-              {{"peer", connection.peer.instance}});
-    close(connection);
+    close(connection, "another process has the address by now");
     return false;
   }
   std::size_t answered = 0;
@@ -284,7 +280,7 @@ bool Verbs::on_welcome(Connection& connection) {
   }
   if (answered != setup->lanes.size()) return malformed(connection);  // to what was not offered
   if (connection.lanes.empty()) {
-    close(connection);
+    close(connection, "no queue pair");
     return false;
   }
   if (connection.lanes.size() < std::min<std::size_t>(rails_.size(), setup->rails)) {

@@ -279,7 +279,7 @@ void Verbs::sweep() {
       case LinkPhase::asked:
       case LinkPhase::connecting:
       case LinkPhase::greeting:
-        if (link->until <= at) dial_failed(*link);
+        if (link->until <= at) dial_failed(*link, link->late());
         break;
       case LinkPhase::up:
         if (link->rate.busy()) measure(*link, 0);

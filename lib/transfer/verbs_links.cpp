@@ -69,11 +69,11 @@ void Verbs::begin_dial(Link& link) {
   });
 }
 
-void Verbs::dial_failed(Link& link) {
+void Verbs::dial_failed(Link& link, std::string_view why) {
   ++counters_.dials_failed;
   // The other side may be up on those alone that were left out: the next dial offers all.
   if (link.phase == LinkPhase::greeting) link.rests_until.fill(Instant{});
-  link.dial_failed(now(), options_.dial_pause_min, options_.dial_pause_max);
+  link.dial_failed(now(), options_.dial_pause_min, options_.dial_pause_max, why);
   arm_sweep();
   if (Connection* connection = link.connection) {
     link.connection = nullptr;
@@ -85,7 +85,7 @@ void Verbs::dial_failed(Link& link) {
 
 void Verbs::ticket_refused(const Peer& peer) {
   Link* link = links_.find(peer);
-  if (link != nullptr && link->phase == LinkPhase::asked) dial_failed(*link);
+  if (link != nullptr && link->phase == LinkPhase::asked) dial_failed(*link, {});
 }
 
 void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& ticket) {
@@ -95,8 +95,7 @@ void Verbs::ticket(const Peer& peer, const std::string& endpoint, const Ticket& 
   Result<Fd> fd =
       ticket.seal ? Result<Fd>(Error{Code::unsupported, 0, "verbs cannot seal"}) : data_connect(endpoint);
   if (!fd) {
-    log_write(LogLevel::debug, "fabric", "dial failed", {{"peer", peer.instance}, {"error", fd.error()}});
-    dial_failed(*link);
+    dial_failed(*link, fd.error().message);
     return;
   }
   Connection& connection = add_connection(*std::move(fd));

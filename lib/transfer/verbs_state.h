@@ -247,7 +247,7 @@ class Verbs final : public VerbsFabric {
   Result<OpId> submit(const Peer& peer, bool write, TransferId transfer, const Place& place,
                       MutableByteView local, Class cls);
   void begin_dial(Link& link);
-  void dial_failed(Link& link);
+  void dial_failed(Link& link, std::string_view why);
   void fail_op(OpId id, Code code);
   void finish_op(OpId id, Code code);
   void fail_ops(const Link& link, bool begun_only);
@@ -266,7 +266,8 @@ class Verbs final : public VerbsFabric {
   void accept_all();
   [[nodiscard]] bool drop_silent();
   Connection& add_connection(Fd fd);
-  void close(Connection& connection);
+  // `why`: of a dial that fails with it.
+  void close(Connection& connection, std::string_view why = "the connection ended");
   void arm(Connection& connection);
   void on_writable(Connection& connection);
   void receive(Connection& connection);

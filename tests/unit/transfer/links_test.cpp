@@ -95,7 +95,7 @@ TEST(LinkRate, IsOfTheTimeInWhichThereWasSomethingToMove) {
 TEST(LinkBase, OperationsEndAtOnceAfterAFailedDialUntilTheLinkIsUp) {
   TestLink link;
   EXPECT_FALSE(link.failed());
-  link.dial_failed(at_ms(0), milliseconds(10), milliseconds(1000));
+  link.dial_failed(at_ms(0), milliseconds(10), milliseconds(1000), {});
   EXPECT_TRUE(link.failed());
   EXPECT_GT(link.until, at_ms(0));
   EXPECT_LE(link.until, at_ms(1000));
@@ -106,6 +106,26 @@ TEST(LinkBase, OperationsEndAtOnceAfterAFailedDialUntilTheLinkIsUp) {
   EXPECT_FALSE(link.failed());
   EXPECT_EQ(link.phase, LinkPhase::up);
   EXPECT_TRUE(link.rate.busy());
+}
+
+TEST(LinkBase, FailedDialsAreToldOnceUntilTheLinkWasUp) {
+  TestLink link;
+  link.peer = peer(7);
+  const auto fail = [&link](LinkPhase in, std::string_view why) {
+    link.phase = in;
+    testing::internal::CaptureStderr();
+    link.dial_failed(at_ms(0), milliseconds(10), milliseconds(1000), why);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(fail(LinkPhase::asked, {}), "") << "it was told elsewhere";
+  link.phase = LinkPhase::connecting;
+  const std::string first = fail(LinkPhase::connecting, link.late());
+  EXPECT_NE(first.find("warn"), std::string::npos) << first;
+  EXPECT_NE(first.find("dial failed peer=di-kvd.host7 error=\"no connection in time\""), std::string::npos)
+      << first;
+  EXPECT_EQ(fail(LinkPhase::connecting, "once more"), "");
+  link.connected(at_ms(20));
+  EXPECT_NE(fail(LinkPhase::greeting, "hung up"), "");
 }
 
 }  // namespace

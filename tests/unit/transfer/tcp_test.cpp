@@ -349,6 +349,35 @@ TEST_F(TcpTest, acceptor_that_talks_nonsense_is_a_failed_dial) {
   EXPECT_EQ(fabric->counters().dials_failed, 1u);
 }
 
+// As behind a firewall, or a process that is stopped: the connection is there, and no greeting comes.
+TEST_F(TcpTest, dials_that_nobody_answers_are_told_once) {
+  TcpOptions options;
+  options.dial_wait = milliseconds(50);
+  options.dial_pause_min = milliseconds(1);
+  start(options);
+  const Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Address any = *address_parse("127.0.0.1:0");
+  ASSERT_EQ(::bind(listener.get(), any.get(), any.length), 0);
+  ASSERT_EQ(::listen(listener.get(), 16), 0);
+  any.length = sizeof any.storage;
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&any.storage), &any.length), 0);
+  fabric->set_events(
+      {[&](const Peer& peer) { fabric->ticket(peer, "tcp://" + address_print(any), Ticket{}); },
+       [this](OpId op, Code code) { done[op] = code; },
+       {}});
+  const Bytes bytes(64);
+  testing::internal::CaptureStderr();
+  const auto op = fabric->write(there, 1, {{0, 1}, 0, 64}, bytes, Class::handover);
+  const bool failed = until([&] { return done.contains(*op) && fabric->counters().dials_failed >= 3; });
+  fabric.reset();
+  const std::string said = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(failed);
+  const std::size_t told = said.find("dial failed");
+  ASSERT_NE(told, std::string::npos) << said;
+  EXPECT_NE(said.find("no greeting came in time"), std::string::npos) << said;
+  EXPECT_EQ(said.find("dial failed", told + 1), std::string::npos) << said;
+}
+
 // E05: a process that was started anew behind the same address is not the one that was meant.
 TEST_F(TcpTest, another_process_behind_the_address_is_a_failed_dial) {
   TestRegion memory;

@@ -381,6 +381,25 @@ TEST_F(VerbsFabricTest, rail_that_rests_is_offered_again_when_the_other_side_has
   EXPECT_EQ(a.fabric->counters().dials, 3u);
 }
 
+TEST_F(VerbsFabricTest, dials_of_a_port_that_is_closed_are_told_once) {
+  start_both();
+  DataListener closed = *data_listen("127.0.0.1:0");
+  closed.fd.reset();
+  const std::string real = std::exchange(endpoints[b.self], closed.endpoint);
+  const Bytes bytes(1000, std::byte{2});
+  testing::internal::CaptureStderr();
+  const OpId op = write(bytes);
+  const bool failed = until([&] { return a.is_done(op) && a.fabric->counters().dials_failed >= 3; });
+  const std::string said = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(failed);
+  const std::size_t told = said.find("dial failed");
+  ASSERT_NE(told, std::string::npos) << said;
+  EXPECT_NE(said.find("refused"), std::string::npos) << said;
+  EXPECT_EQ(said.find("dial failed", told + 1), std::string::npos) << said;
+  endpoints[b.self] = real;
+  EXPECT_TRUE(until([&] { return finished(write(bytes)) == Code::ok; }));
+}
+
 TEST_F(VerbsFabricTest, address_that_has_become_another_is_told_by_the_next_connection) {
   start_both();
   connect();
