@@ -591,8 +591,8 @@ struct Server::Impl {
     it.pipelined = std::string();
     ::shutdown(it.fd.get(), SHUT_WR);
     pause_reading(it, false);
-    it.until = loop.now() + linger_all_limit;
-    deadline(it, linger_limit);
+    it.until = loop.now() + (stopped ? linger_stopped_limit : linger_all_limit);
+    wheel.set(it.slot, std::min(it.until, loop.now() + linger_limit));
   }
 
   // Ending.
@@ -715,6 +715,10 @@ struct Server::Impl {
     accept_paused = false;
     stopped = true;
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      if (slots[slot] && slots[slot]->phase == Phase::lingering) {
+        slots[slot]->until = std::min(slots[slot]->until, loop.now() + linger_stopped_limit);
+        wheel.set(static_cast<std::uint32_t>(slot), slots[slot]->until);
+      }
       // A request may have come since the last turn: closing over it would reset the connection.
       if (is_reading(slots[slot].get())) on_readable(*slots[slot]);
       if (is_reading(slots[slot].get()) && !slots[slot]->pipelined.empty()) feed(*slots[slot], {});

@@ -53,6 +53,8 @@ inline constexpr Duration stall_limit = seconds(60);
 inline constexpr std::int64_t client_rate_bytes = 64 << 10;  // per second, either way
 inline constexpr Duration linger_limit = seconds(5);
 inline constexpr Duration linger_all_limit = seconds(30);
+// After stop_listening(): enough for an answer to be read, and little of the time that a stop has.
+inline constexpr Duration linger_stopped_limit = seconds(1);
 
 // The sum of bodies being read.  Those longer than small_body_bytes_max leave a quarter of it to the others.
 inline constexpr std::size_t bodies_bytes_max_default = std::size_t{256} << 20;

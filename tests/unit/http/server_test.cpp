@@ -235,6 +235,30 @@ TEST_F(ServerTest, ARequestThatIsHereInPartIsAnsweredAtAStop) {
   ASSERT_TRUE(until([&] { return server_->connections() == 0; }));
 }
 
+// They were waited for as long as at any other time, and a stop has five seconds.
+TEST_F(ServerTest, WhoStaysAfterTheAnswerHoldsNoStop) {
+  Peer silent(loop_, address_), sending(loop_, address_), before(loop_, address_);
+  silent.send("GET /x HT");
+  sending.send(post_head + "Content-Length: 1000000\r\n\r\nhel");
+  ASSERT_TRUE(until([&] { return handler_.heads == 1; }));
+  handler_.refuse = Reply{.status = 401, .headers = {}, .body = "{}"};
+  before.send(post_head + "Content-Length: 1000000\r\n\r\nhel");
+  EXPECT_EQ(before.read_all().substr(0, 12), "HTTP/1.1 401");
+  EXPECT_EQ(server_->connections(), 3U);
+  server_->stop_listening();
+  EXPECT_EQ(silent.read_all().substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(sending.read_all().substr(0, 12), "HTTP/1.1 503");
+  EXPECT_EQ(server_->connections(), 3U) << "closing over unread bytes may cost them the answer";
+  for (int i = 0; i < 3; ++i) {
+    sending.put("lo");
+    before.put("lo");
+    advance(milliseconds(400));
+    for (int turn = 0; turn < 50; ++turn) loop_.run_ready();
+  }
+  ASSERT_TRUE(until([&] { return server_->connections() == 0; }));
+  EXPECT_EQ(handler_.emptied, 1);
+}
+
 TEST_F(ServerTest, TheEndOfTheLastAnswerIsTold) {
   Peer peer(loop_, address_, 4096);
   peer.send(get);
