@@ -1,5 +1,6 @@
 #include "decode.h"
 
+#include "base/crypto.h"
 #include "rank/decode.h"
 
 namespace di::decode {
@@ -16,6 +17,7 @@ std::unique_ptr<worker::RankCore> make_core(const worker::Config& config, std::u
   options.requests_max = config.requests_max;
   options.swap_wait = config.swap_wait;
   options.seat_ttl = config.seat_ttl;
+  options.first_seat = random_u64() >> 16;
   return std::make_unique<rank::DecodeCore>(options, description);
 }
 

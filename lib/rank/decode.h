@@ -60,6 +60,9 @@ class DecodeCore final : public CoreOf<DecodeRequest> {
     Duration swap_wait = milliseconds(20);  // kv.swap_wait
     Duration seat_ttl = seconds(30);
     Duration open_wait = seconds(1);  // for slots of finished pages
+    // Of another start of the process another one: hosts and ranks that have not heard of the start tell seats apart
+    // by number and instance.  48 bits.
+    std::uint64_t first_seat = 1;
     balance::StepCost::Shape cost;
   };
 
@@ -107,7 +110,7 @@ class DecodeCore final : public CoreOf<DecodeRequest> {
   [[nodiscard]] std::uint64_t new_seat() { return next_seat_++ << 16 | options_.rank; }
 
   const Options options_;
-  std::uint64_t next_seat_ = 1;
+  std::uint64_t next_seat_ = options_.first_seat;
   std::uint64_t tokens_produced_ = 0;
   std::uint64_t pages_given_up_ = 0;
 };

@@ -602,7 +602,7 @@ std::string HostNode::held() const {
 namespace {
 
 template <class Core>
-typename Core::Options rank_options(const Settings& settings, std::uint16_t rank) {
+typename Core::Options rank_options(const Settings& settings, std::uint16_t rank, std::uint32_t generation) {
   typename Core::Options options;
   options.rank = rank;
   options.requests_max = settings.requests_max;
@@ -614,6 +614,7 @@ typename Core::Options rank_options(const Settings& settings, std::uint16_t rank
     options.hold = settings.hold;
   } else {
     options.seat_ttl = settings.seat_ttl;
+    options.first_seat = (std::uint64_t{generation} << 32) + 1;
   }
   return options;
 }
@@ -641,7 +642,7 @@ RankNode<Core>::RankNode(World& world, std::size_t process, const Member& self, 
     DI_ASSERT(made.ok());
     Rank& rank = ranks_.emplace_back();
     rank.engine = *std::move(made);
-    rank.core.emplace(rank_options<Core>(settings, number), rank.engine->describe());
+    rank.core.emplace(rank_options<Core>(settings, number, self_.generation), rank.engine->describe());
   }
 }
 

@@ -74,6 +74,25 @@ class DecodeTest : public CoreTest<DecodeCore> {
   const wire::Scope two = test_scope(2);
 };
 
+// After a restart the first seat of a request had the number that it had had before: a host took the hand-over to it for
+// the one that it had carried out, and the request stood still until the seat lapsed.
+TEST_F(DecodeTest, AnotherStartGivesOtherSeats) {
+  std::set<std::uint64_t> seats;
+  for (const std::uint64_t first : {std::uint64_t{1}, std::uint64_t{1} << 32, (std::uint64_t{1} << 48) - 1}) {
+    for (const std::uint16_t rank : {std::uint16_t{0}, std::uint16_t{3}}) {
+      DecodeCore::Options options;
+      options.rank = rank;
+      options.first_seat = first;
+      begin(options);
+      wire::Scope scope = one;
+      scope.rank = rank;
+      seats.insert(sit(scope, 18));
+    }
+  }
+  EXPECT_EQ(seats.size(), 6U);
+  EXPECT_FALSE(seats.contains(0));  // sit() failed
+}
+
 // A lost kv_expected or seat_granted kept a request from its seat until the seat lapsed.
 TEST_F(DecodeTest, ASeatThatIsAskedForAgainIsTheSameOne) {
   from_router(one, seat_of(18));
