@@ -3,11 +3,12 @@
 // SOCK_STREAM; each way a stream of (64-byte header, body).  The caller says ctl_hello with its
 // protocol version, the daemon answers with its own; then one ctl_request, rows, ctl_end, and the
 // next request.  A caller that closes the connection cancels what it asked for.  A caller that does
-// not read is waited for: rows beyond `control_pending_bytes_max` make accepts_more() false, and a
-// caller that is silent beyond that is dropped.
+// not read is waited for, for `control_idle_max`: rows beyond `control_pending_bytes_max` make accepts_more()
+// false, and whoever takes nothing for so long is dropped, whether its answer is whole or not.
 //
 // Owner: loop thread.  Bounds: `control_callers_max` connections on each of the two, which end when they asked
-// nothing for `control_idle_max`; a request of `control_request_bytes_max`.
+// nothing, or took nothing of an answer, for `control_idle_max`; one that waits for its answer stays.  A request
+// of `control_request_bytes_max`.
 #pragma once
 
 #include <concepts>

@@ -56,7 +56,8 @@ struct Reply::State {
     Fd fd;
     std::unique_ptr<loop::Watch> watch;
     bool restricted = false;
-    Instant active;  // when it came, said something, took something or was answered
+    // When it came, was answered or took something of an answer; or, with nothing to take, said something.
+    Instant active;
     bool greeted = false;
     bool closed = false;
     Bytes in;
@@ -72,15 +73,16 @@ struct Reply::State {
     }
     void flush();
     void close();
+    void close_unread() {
+      log_warn("control", "caller does not read", {{"pending_bytes", pending()}});
+      close();
+    }
     template <class M>
     void say(const M& message) {
       if (closed) return;
+      if (pending() == 0) active = loop.monotonic_now();  // from now on it has something to take
       stream_append(out, message);
-      if (pending() > control_pending_bytes_limit) {
-        log_warn("control", "caller does not read", {{"pending_bytes", pending()}});
-        close();
-        return;
-      }
+      if (pending() > control_pending_bytes_limit) return close_unread();
       flush();
     }
   };
@@ -239,17 +241,20 @@ struct ControlServer::Impl {
     }
   }
 
-  // Ends callers that have asked nothing for long and that nothing is owed to, or that do not take it.
+  // Ends callers that have asked nothing for long, or take nothing of what is there for them, be it all or not.
   void end_idle() {
     const Instant now = loop.monotonic_now();
     Instant next = instant_never;
     for (const auto& [id, caller] : callers) {
       if (caller->closed) continue;
-      const bool served = !caller->answering.expired();
-      if (!served && now - caller->active >= idle_max) {
-        caller->close();
+      const bool unread = caller->pending() > 0;
+      const bool waits = !caller->answering.expired() && !unread;
+      if (waits || now - caller->active < idle_max) {
+        next = std::min(next, (waits ? now : caller->active) + idle_max);
+      } else if (unread) {
+        caller->close_unread();
       } else {
-        next = std::min(next, (served ? now : caller->active) + idle_max);
+        caller->close();
       }
     }
     if (next != instant_never) idle.start_at(next);
@@ -276,7 +281,7 @@ struct ControlServer::Impl {
       return;
     }
     if (got < 0) return;
-    caller->active = loop.monotonic_now();
+    if (caller->pending() == 0) caller->active = loop.monotonic_now();
     caller->in.insert(caller->in.end(), buffer.begin(), buffer.begin() + got);
     if (caller->in.size() > control_request_bytes_max + 2 * wire::header_bytes + buffer.size()) {
       caller->close();

@@ -96,6 +96,11 @@ class Control : public testing::Test {
       back.insert(back.end(), buffer.begin(), buffer.begin() + got);
     }
   }
+  // The other side has, whatever is left to take.
+  static bool hung_up(const Fd& fd) {
+    pollfd gone{fd.get(), 0, 0};
+    return ::poll(&gone, 1, 0) == 1 && (gone.revents & POLLHUP) != 0;
+  }
   // How many messages of this number those bytes have.
   static int count(const Bytes& bytes, std::uint16_t number) {
     int found = 0;
@@ -339,12 +344,36 @@ TEST_F(Control, WhoeverDoesNotReadIsNotAnsweredFurtherAndIsLetGo) {
   ASSERT_TRUE(server->listen(folder + "/again", false).ok());
   const Fd silent = dial(folder + "/again");
   say(silent, std::vector<Words>(asked, Words{"show"}));
+  ASSERT_TRUE(loop.run_until([&] { return hung_up(silent); },  // without taking anything
+                             patience));
+}
+
+// An answer that waits for its reader was no end: the connection stayed, and looked again and again.
+TEST_F(Control, WhoeverDoesNotReadIsLetGoInTheMiddleOfAnAnswerToo) {
+  server.reset();
+  std::optional<Reply> kept;
+  server = std::make_unique<ControlServer>(
+      loop, "di-probe.0",
+      [&](const Words&, Reply reply) {
+        while (reply.accepts_more()) reply.row(Row().text("x", std::string(16384, 'x')));
+        kept = reply;
+        return true;
+      },
+      milliseconds(20));
+  ASSERT_TRUE(server->listen(path(), false).ok());
+  const Fd talks = dial(path());
+  say(talks, {{"show"}});
+  std::size_t said = 0;
   ASSERT_TRUE(loop.run_until(
       [&] {
-        pollfd gone{silent.get(), 0, 0};  // without taking anything
-        return ::poll(&gone, 1, 0) == 1 && (gone.revents & POLLHUP) != 0;
+        // What it says meanwhile is no reading.
+        if (::send(talks.get(), "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1) ++said;
+        return hung_up(talks);
       },
       patience));
+  EXPECT_LT(said, control_request_bytes_max);  // that was not the reason
+  ASSERT_TRUE(kept);
+  EXPECT_FALSE(kept->wanted());
 }
 
 // The queue of callers cannot be emptied without descriptors, and is there for ever: the loop turned and turned.
