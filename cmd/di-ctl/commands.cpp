@@ -73,6 +73,7 @@ constexpr Command table[] = {
     {"log", "LEVEL [MODULE]", Scope::each, "error, warn, info or debug; of one module or of all"},
     {"clock advance", "MS", Scope::each, "move product time (clock.manual) and run what becomes due"},
     {"keygen", "INSTANCE [FOLDER]", Scope::local, "make the keys of an instance; nothing needs to run"},
+    {"keygen api", "[TENANT]", Scope::local, "make an API key, and print the row for di-router's file"},
     {"chat", "", Scope::local, "talk to the model (-m MODEL, -k KEYFILE, -u URL)"},
     {"fleet", "CONFDIR", Scope::local, ""},
     {"ready", "ADDRESS", Scope::local, ""},
@@ -403,6 +404,7 @@ int run(const daemon::ControlFlags& flags, bool interactive) {
   }
   if (command->scope == Scope::local) {
     if (chats) return chat(flags);
+    if (fixed == 2) return make_api_key(words.size() > 2 ? words[2] : "default");  // keygen api
     if (words.front() == "keygen") return make_keys(words[1], words.size() > 2 ? words[2] : ".");
     return words.front() == "fleet" ? print_fleet(words[1]) : probe_ready(words[1]);
   }

@@ -6,7 +6,9 @@
 
 #include <cstdio>
 
+#include "account/key.h"
 #include "base/fd.h"
+#include "config/param.h"
 #include "daemon/exit.h"
 #include "net/keys.h"
 
@@ -61,6 +63,22 @@ int make_keys(const std::string& instance, const std::string& folder) {
     return complain(status.error());
   }
   std::fputs(line.c_str(), stdout);
+  return daemon::exit_ok;
+}
+
+int make_api_key(const std::string& tenant) {
+  const std::string key = account::key_generate();
+  std::string hash;
+  std::string of;
+  config::Params row;
+  row.string("key", hash, {});
+  row.string("tenant", of, {});
+  hash = account::key_hash_text(key);
+  of = tenant;
+  if (std::printf("%s\n", key.c_str()) < 0 || std::fflush(stdout) != 0) {
+    return complain(errno_error("standard output"));
+  }
+  std::fprintf(stderr, "[[auth.keys]]\n%s", config::print(row, false).c_str());
   return daemon::exit_ok;
 }
 

@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include "account/key.h"
 #include "http/address.h"
 #include "http/server.h"
 
@@ -10,7 +11,11 @@ using namespace config::literals;
 namespace {
 
 void key_params(config::Params& params, KeyConfig& key) {
-  params.string("key", key.key, {.required = true, .secret = true, .help = "sk-di-..., or sha256:HEX of it"});
+  params.string("key", key.key,
+                {.required = true,
+                 .secret = true,
+                 .check = [](const std::string& text) { return account::key_check(text); },
+                 .help = "sk-di-XXXXXXXX-(43 characters), or sha256:HEX of it; di-ctl keygen api makes one"});
   params.string("tenant", key.tenant, {.required = true, .help = "tenant the key belongs to"});
 }
 
@@ -68,7 +73,7 @@ void params(config::Params& params, Config& config) {
       "auth.key_file", config.auth_key_file,
       {.path = true, .help = "file with one key, of tenant \"default\"; empty: RUNDIR/key when it exists"});
   params.tables("auth.keys", config.auth_keys, key_params,
-                {.max = 100000, .reloadable = true, .help = "further keys"});
+                {.max = 100000, .reloadable = true, .unique = "key", .help = "further keys"});
   params.integer(
       "limits.concurrency_max", config.concurrency_max,
       {.def = 512, .min = 1, .max = 1 << 20, .unit = "requests", .help = "requests of one tenant at a time"});

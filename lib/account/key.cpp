@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/assert.h"
+
 namespace di::account {
 
 namespace {
@@ -43,20 +45,28 @@ bool equals_ignoring_case(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+Status key_check(std::string_view key) {
+  Bytes raw;
+  if (key.starts_with(hash_prefix)) {
+    if (from_hex(key.substr(hash_prefix.size()), raw) && raw.size() == Digest{}.size()) return {};
+    return Error{Code::invalid, 0, "an API key given as sha256: needs 64 hexadecimal digits"};
+  }
+  if (well_formed(key)) return {};
+  return Error{Code::invalid, 0,
+               "an API key must look like sk-di-XXXXXXXX-(43 characters), as di-ctl keygen api makes it"};
+}
+
 Status KeyTable::add(std::string_view key, std::string_view tenant) {
   if (by_hash_.size() >= keys_max) return Error{Code::no_space, 0, "too many API keys"};
+  DI_TRY(key_check(key));
   Digest hash;
   std::string key_id;
   if (key.starts_with(hash_prefix)) {
     Bytes raw;
-    if (!from_hex(key.substr(hash_prefix.size()), raw) || raw.size() != hash.size()) {
-      return Error{Code::invalid, 0, "an API key given as sha256: needs 64 hexadecimal digits"};
-    }
+    DI_ASSERT(from_hex(key.substr(hash_prefix.size()), raw));
     std::copy(raw.begin(), raw.end(), hash.begin());
     key_id = to_hex(ByteView(raw).first(key_id_chars / 2));
   } else {
-    if (!well_formed(key))
-      return Error{Code::invalid, 0, "an API key must look like sk-di-XXXXXXXX-(43 characters)"};
     hash = sha256(as_bytes(key));
     key_id = key.substr(key_prefix.size(), key_id_chars);
   }
@@ -73,6 +83,10 @@ const KeyEntry* KeyTable::find(std::string_view key) const {
 
 std::string key_generate() {
   return std::string(key_prefix) + random_text(key_id_chars) + "-" + random_text(key_secret_chars);
+}
+
+std::string key_hash_text(std::string_view key) {
+  return std::string(hash_prefix) + to_hex(sha256(as_bytes(key)));
 }
 
 Result<std::optional<std::string>> key_of_headers(std::optional<std::string_view> authorization,

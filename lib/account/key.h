@@ -25,7 +25,7 @@ struct KeyEntry {
 
 class KeyTable {
  public:
-  // `key` is a key's text, or "sha256:" and its 64 hexadecimal digits.
+  // `key` is a key's text, or "sha256:" and its 64 hexadecimal digits (key_hash_text).
   // Errors: invalid (malformed), exists (given twice), no_space.
   Status add(std::string_view key, std::string_view tenant);
   // key_file.cpp.  A file whose first line is one key.  Errors name the file.
@@ -38,8 +38,13 @@ class KeyTable {
   std::map<Digest, KeyEntry> by_hash_;
 };
 
+// Whether `key` is one of the two forms that KeyTable::add() takes.
+[[nodiscard]] Status key_check(std::string_view key);
+
 // "sk-di-<8>-<43>", drawn from the operating system's generator.
 [[nodiscard]] std::string key_generate();
+// "sha256:" and the digits of it: what a configuration holds instead of the key.
+[[nodiscard]] std::string key_hash_text(std::string_view key);
 
 // The key that a request's headers carry: "Authorization: Bearer KEY" or "x-api-key: KEY".
 // nullopt when there is none.  Errors: invalid when two different ones are given.

@@ -98,8 +98,8 @@ class Reader {
           problem(element.source(), tables.path + ": missing key '" + row.path + "'");
         }
         if (row.given && row.path == tables.unique && !given.insert(row.print()).second) {
-          problem(element.get(row.path)->source(),
-                  tables.path + ": " + row.path + ": " + row.print() + " is given twice");
+          problem(element.get(row.path)->source(), tables.path + ": " + row.path + ": " +
+                                                       (row.secret ? "it" : row.print()) + " is given twice");
         }
       }
     }

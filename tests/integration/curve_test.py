@@ -1,6 +1,7 @@
 """A fleet whose daemons talk over TCP: encrypted, and with nobody whose key is not listed."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from asking import ask  # noqa: E402
@@ -142,6 +144,22 @@ def keygen_replaces_nothing():
         assert len(list(folder.iterdir())) == 3
 
 
+def an_api_key_and_the_row_that_lets_it_in():
+    made = subprocess.run([str(BIN / "di-ctl"), "keygen", "api", 'la"b'], capture_output=True, text=True)
+    assert made.returncode == 0 and re.fullmatch(r"sk-di-[A-Za-z0-9_-]{8}-[A-Za-z0-9_-]{43}\n", made.stdout), made
+    digest = hashlib.sha256(made.stdout.strip().encode()).hexdigest()
+    assert tomllib.loads(made.stderr) == {"auth": {"keys": [{"key": f"sha256:{digest}", "tenant": 'la"b'}]}}, made
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "di-router.toml"
+        file.write_text(made.stderr)
+        checked = subprocess.run([str(BIN / "di-router"), "-n", "-f", str(file)], capture_output=True, text=True)
+        assert checked.returncode == 0, checked
+    again = subprocess.run([str(BIN / "di-ctl"), "keygen", "api"], capture_output=True, text=True)
+    assert again.returncode == 0 and again.stdout != made.stdout and 'tenant = "default"' in again.stderr, again
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([str(BIN / "di-ctl"), "keygen", "api"], stdout=full, stderr=subprocess.DEVNULL).returncode == 1
+
+
 def exec_starts_a_fleet_in_a_network_namespace():
     name = f"di-test-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True) if shutil.which("ip") else None
@@ -189,5 +207,6 @@ main([
     a_di_meta_with_another_key_is_not_believed,
     without_keys_nothing_is_bound_beyond_loopback,
     keygen_replaces_nothing,
+    an_api_key_and_the_row_that_lets_it_in,
     exec_starts_a_fleet_in_a_network_namespace,
 ])

@@ -22,6 +22,9 @@ TEST(Key, GeneratedKeysAreFoundByTextAndByHash) {
   KeyTable hashed;
   ASSERT_TRUE(hashed.add("sha256:" + to_hex(sha256(as_bytes(key))), "acme"));
   EXPECT_NE(hashed.find(key), nullptr);
+  EXPECT_EQ(key_hash_text(key), "sha256:" + to_hex(sha256(as_bytes(key))));
+  EXPECT_TRUE(key_check(key));
+  EXPECT_TRUE(key_check(key_hash_text(key)));
 }
 
 TEST(Key, MalformedKeysAreRefused) {
@@ -29,6 +32,7 @@ TEST(Key, MalformedKeysAreRefused) {
   for (const char* bad : {"", "sk-di-", "sk-12345", "sha256:abc",
                           "sk-di-aaaaaaaa_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}) {
     EXPECT_EQ(table.add(bad, "t").error().code, Code::invalid) << bad;
+    EXPECT_EQ(key_check(bad).error().code, Code::invalid) << bad;
   }
 }
 
