@@ -45,6 +45,16 @@ find_pid() {
   find_holder "$1/$2.pid" "${2%%.*}"
 }
 
+# True when somebody asked process $1 to stop and it has not looked at that yet.  Once it has, it says so to di-ctl.
+asked_to_stop() {
+  local word bits
+  while read -r word bits; do
+    # SIGTERM and SIGINT, among those that wait for any of its threads.
+    [[ $word == ShdPnd: ]] && return $(((16#$bits & 16#4002) == 0))
+  done 2>/dev/null <"/proc/$1/status"
+  return 1
+}
+
 # Prints when process $1 began, which tells two apart that have the same number.
 born() {
   local line

@@ -76,6 +76,56 @@ def up_is_idempotent_and_starts_what_is_missing():
         assert script_run(fleet, "di-down", "-r", str(fleet.run)).returncode == 0, "nothing to stop is no error"
 
 
+def up_bare(fleet, *arguments):
+    """Without the parameters of the fleet, which are said to have no effect on what runs."""
+    return script_run(fleet, "di-up", "-c", fleet.conf, "-r", str(fleet.run), *arguments)
+
+
+# An upgrade of one daemon: kill -TERM, di-up.
+def what_was_asked_to_stop_is_started_anew_when_it_has_ended():
+    for supervise in (False, True):
+        with Fleet(supervise=supervise, overrides=["di-decode:engine.step_delay_ms=100", "di-decode:drain.timeout=60s"]) as fleet:
+            replies = []
+            seen = threading.Event()
+            asking = threading.Thread(target=lambda: replies.append(fleet.chat(
+                "hi", on_chunk=lambda _: seen.set(), temperature=0, max_tokens=30, ignore_eos=True)))
+            asking.start()
+            assert seen.wait(60)
+            old = fleet.kill("di-decode.0", signal.SIGTERM)
+            again = up_bare(fleet, "-t", f"{20 * PATIENCE:.0f}")
+            assert again.returncode == 0 and again.stdout.startswith("ready "), again
+            assert again.stderr == "di-up: di-decode.0 is stopping: it is started when it has ended\n", again.stderr
+            assert fleet.pid("di-decode.0") != old and status(fleet, "di-decode.0")["state"] == "ready"
+            asking.join()
+            assert replies[0].done, (replies[0].error, replies[0].text)
+            # Asked, but it has not heard of it.
+            old = fleet.kill("di-decode.0", signal.SIGSTOP)
+            fleet.kill("di-decode.0", signal.SIGTERM)
+            said = up_bare(fleet, "-t", "0")
+            assert said.returncode == 1 and said.stderr.splitlines()[1:] == [
+                f"di-up: di-decode.0 is stopping as process {old}, and has not ended after 0 s"], said
+            fleet.kill("di-decode.0", signal.SIGCONT)
+            assert up_bare(fleet).returncode == 0
+            assert fleet.pid("di-decode.0") != old and status(fleet, "di-decode.0")["state"] == "ready"
+
+
+def a_fleet_that_does_not_serve_says_what_it_lacks():
+    with Fleet() as fleet:
+        fleet.ctl("drain", "di-decode.0")
+        wait_for(lambda: fleet.request("GET", "/health/ready")[0] == 503, "the router not to serve")
+        with (fleet.run / "di-router.0.log").open("a") as log:
+            log.write("2026-01-01T00:00:00.000000Z error di-router.0[1] http: the word of an earlier start\n")
+        said = up_bare(fleet, "-t", "0")
+        assert said.returncode == 1 and said.stdout == "", said
+        assert said.stderr.startswith(
+            "di-up: di-router.0: does not serve after 0 s: it has no di-decode that takes work"), said
+        assert said.stderr.count("\n") == 1 and "earlier" not in said.stderr and "di-prefill" not in said.stderr, said
+        # Its own word is of use.
+        with (fleet.run / "di-router.0.log").open("a") as log:
+            log.write(f"2026-01-01T00:00:00.000000Z error di-router.0[{fleet.pid('di-router.0')}] http: of this start\n")
+        assert up_bare(fleet, "-t", "0").stderr.endswith("http: of this start\n")
+
+
 def supervisor_restarts_what_dies_and_can_be_replaced():
     with Fleet(supervise=True) as fleet:
         def restarted(instance):
@@ -158,6 +208,8 @@ def what_the_supervisor_gave_up_is_begun_again_by_di_up():
             fleet.kill("di-decode.0")
             wait_for(lambda: "gave up instance=di-decode.0 status=78" in fleet.log("supervisor"), "the supervisor to give up")
             assert (fleet.run / ".up" / "di-decode.0.ready").read_text() == "", "it is not ready"
+            said = [line for line in fleet.log("supervisor").splitlines() if "gave up" in line]
+            assert len(said) == 1 and " error di-up[" in said[0] and "unknown key 'bogus'" in said[0], said
             done = up_again(fleet)
             assert done.returncode == 78 and "bogus" in done.stderr, done
             (conf / "di-decode.toml").write_text(good)
@@ -748,6 +800,8 @@ def fleets_run_beside_each_other():
 
 main([
     up_is_idempotent_and_starts_what_is_missing,
+    what_was_asked_to_stop_is_started_anew_when_it_has_ended,
+    a_fleet_that_does_not_serve_says_what_it_lacks,
     supervisor_restarts_what_dies_and_can_be_replaced,
     down_kills_what_does_not_stop,
     numbers_of_others_are_not_taken_for_ours,
