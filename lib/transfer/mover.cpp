@@ -405,7 +405,7 @@ void Mover::accept_all() {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
     }
     if (!fd || !fd->valid()) return;
-    if ((greetings_ >= options_.greetings_max || open_.size() >= connections_max) && !drop_silent()) {
+    if (!make_room()) {
       count(&FabricCounters::refused_connections);
       continue;
     }
@@ -416,16 +416,25 @@ void Mover::accept_all() {
   }
 }
 
-// Makes room for one that came: the oldest that has shown nothing yet goes, which a peer of ours does at once.
-bool Mover::drop_silent() {
-  Connection* oldest = nullptr;
-  for (const auto& [id, connection] : open_) {
-    if (connection->dialled || connection->granted || (oldest != nullptr && oldest->id < id)) continue;
-    oldest = connection.get();
+bool Mover::full() const {
+  return greetings_ >= options_.greetings_max || open_.size() >= connections_max;
+}
+
+// Makes room for one that came: the oldest that has shown nothing yet goes, which a peer of ours does at once.  It may
+// have, in this very turn: of many that come together nothing is read before all are accepted.
+bool Mover::make_room() {
+  while (full()) {
+    Connection* oldest = nullptr;
+    for (const auto& [id, connection] : open_) {
+      if (connection->dialled || connection->granted || (oldest != nullptr && oldest->id < id)) continue;
+      oldest = connection.get();
+    }
+    if (oldest == nullptr) return false;
+    on_event(*oldest, EPOLLIN);
+    if (oldest->closed || oldest->granted) continue;
+    count(&FabricCounters::refused_connections);
+    close(*oldest);
   }
-  if (oldest == nullptr) return false;
-  count(&FabricCounters::refused_connections);
-  close(*oldest);
   return true;
 }
 

@@ -193,7 +193,8 @@ class Mover {
   void close(Connection& connection, std::string_view why = "the connection ended");
   void arm(Connection& connection);
   void on_event(Connection& connection, std::uint32_t events);
-  [[nodiscard]] bool drop_silent();
+  [[nodiscard]] bool full() const;
+  [[nodiscard]] bool make_room();
   void receive(Connection& connection);
   void flush(Connection& connection);
   // False when the connection was closed.

@@ -43,7 +43,7 @@ void Verbs::accept_all() {
       arm_sweep();
     }
     if (!fd || !fd->valid()) return;
-    if ((greetings_ >= options_.greetings_max || connections_.size() >= connections_max) && !drop_silent()) {
+    if (!make_room()) {
       ++counters_.refused_connections;
       continue;
     }
@@ -55,14 +55,23 @@ void Verbs::accept_all() {
   }
 }
 
+bool Verbs::full() const {
+  return greetings_ >= options_.greetings_max || connections_.size() >= connections_max;
+}
+
 // As in transfer/mover.cpp.
-bool Verbs::drop_silent() {
-  const auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const auto& entry) {
-    return !entry.second->dialled && !entry.second->granted;
-  });
-  if (oldest == connections_.end()) return false;
-  ++counters_.refused_connections;
-  close(*oldest->second);
+bool Verbs::make_room() {
+  while (full()) {
+    const auto found = std::find_if(connections_.begin(), connections_.end(), [](const auto& entry) {
+      return !entry.second->dialled && !entry.second->granted;
+    });
+    if (found == connections_.end()) return false;
+    Connection& oldest = *found->second;
+    receive(oldest);
+    if (oldest.closed || oldest.granted) continue;
+    ++counters_.refused_connections;
+    close(oldest);
+  }
   return true;
 }
 

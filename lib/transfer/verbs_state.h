@@ -264,7 +264,8 @@ class Verbs final : public VerbsFabric {
 
   // Connections.
   void accept_all();
-  [[nodiscard]] bool drop_silent();
+  [[nodiscard]] bool full() const;
+  [[nodiscard]] bool make_room();
   Connection& add_connection(Fd fd);
   // `why`: of a dial that fails with it.
   void close(Connection& connection, std::string_view why = "the connection ended");

@@ -164,6 +164,26 @@ TEST_F(TcpTest, silent_connections_keep_nobody_out) {
   EXPECT_EQ(answer(slow)->kind, FrameKind::welcome);
 }
 
+// Each has said its hello before the next one comes: whoever is met as the oldest has something to show, read or not.
+TEST_F(TcpTest, peers_that_all_connect_at_once_are_all_greeted) {
+  TcpOptions options;
+  options.greetings_max = 2;
+  start(options);
+  std::vector<Fd> peers;
+  for (std::size_t i = 0; i < 100; ++i) {
+    const Peer peer{"di-kvd.peer" + std::to_string(i), 1};
+    const Ticket ticket = *fabric->grant(peer, false);
+    peers.push_back(connect());
+    say(peers.back(), hello_of(ticket, peer));
+  }
+  for (const Fd& fd : peers) {
+    const Result<Frame> welcome = answer(fd);
+    ASSERT_TRUE(welcome.ok()) << "hung up on";
+    EXPECT_EQ(welcome->kind, FrameKind::welcome);
+  }
+  EXPECT_EQ(fabric->counters().refused_connections, 0u);
+}
+
 // Requests that are refused as fast as they come, and their answers are taken: there is always more to read.
 TEST_F(TcpTest, peer_that_asks_without_end_leaves_others_their_turn) {
   const Fd fd = greet();

@@ -2,15 +2,19 @@
 #include "transfer/verbs_fabric.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "loop/loop.h"
 #include "tests/support/softverbs/softverbs.h"
 #include "tests/unit/transfer/world.h"
 #include "transfer/address.h"
 #include "transfer/frame.h"
+#include "transfer/verbs_message.h"
 
 namespace di::transfer {
 namespace {
@@ -124,6 +128,13 @@ struct VerbsFabricTest : testing::Test {
   Node c;
   std::map<Peer, std::string> endpoints;
 };
+
+// All of it, as soon as the connection is there; nothing else happens meanwhile.
+bool sent(const Fd& fd, ByteView bytes) {
+  pollfd ready{fd.get(), POLLOUT, 0};
+  return ::poll(&ready, 1, 20'000) == 1 &&
+         ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
 
 void two_rails(VerbsFabricOptions& options) {
   options.rails.push_back({"softverbs1", 1, 0});
@@ -441,6 +452,37 @@ TEST_F(VerbsFabricTest, silent_connections_keep_nobody_out) {
   for (int i = 0; i < 10; ++i) silent.push_back(*data_connect(endpoints.at(b.self)));
   ASSERT_TRUE(until_without_device([&] { return b.fabric->counters().refused_connections == 6; }));
   EXPECT_EQ(finished(write(Bytes(8, std::byte{1}))), Code::ok);
+}
+
+TEST_F(VerbsFabricTest, peers_that_all_connect_at_once_are_all_greeted) {
+  constexpr std::size_t greetings_max = 4;
+  start_both([](VerbsFabricOptions& options) { options.greetings_max = greetings_max; });
+  const auto rail = *VerbsRail::open({"softverbs0", 1, 0});
+  const auto qp = *VerbsQueuePair::make(*rail, {1, 1, 1, true});
+  VerbsSetup setup;
+  setup.rails = 1;
+  setup.lanes = {{0, qp->address()}};
+  std::vector<Fd> peers;
+  for (std::size_t i = 0; i < 2 * greetings_max; ++i) {
+    setup.peer = {"di-kvd.peer" + std::to_string(i), 1};
+    Bytes said = verbs_setup_encode(setup);
+    Frame hello = frame_hello(b.fabric->grant(setup.peer, false)->secret, false);
+    hello.bytes = static_cast<std::uint32_t>(said.size());
+    const FrameHeader header = frame_encode(hello);
+    said.insert(said.begin(), header.begin(), header.end());
+    peers.push_back(*data_connect(endpoints.at(b.self)));
+    ASSERT_TRUE(sent(peers.back(), said));
+  }
+  const auto welcomed = [](const Fd& fd) {
+    FrameHeader header;
+    if (::recv(fd.get(), header.data(), header.size(), MSG_PEEK | MSG_DONTWAIT) < 64) return false;
+    return frame_decode(header)->kind == FrameKind::welcome;
+  };
+  EXPECT_TRUE(until_without_device([&] {
+    return b.fabric->counters().refused_connections > 0 || std::all_of(peers.begin(), peers.end(), welcomed);
+  }));
+  EXPECT_EQ(b.fabric->counters().refused_connections, 0u);
+  EXPECT_EQ(b.fabric->gauges().connections, 2 * greetings_max);
 }
 
 TEST_F(VerbsFabricTest, operation_that_is_not_done_in_time_ends_as_timeout) {
