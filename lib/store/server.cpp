@@ -502,9 +502,11 @@ void Server::put(Host& host, const wire::Envelope& message) {
     if (begun.error().code != Code::exists) return refuse(begun.error().code);
     if (!there) return refuse(Code::busy);
     if (!options_.strict) return refuse(Code::ok);
-    return mount->after_flush([this, to = host.peer, stripe = want.stripe, column = want.column](Code code) {
-      put_answer(to, stripe, column, code);
-    });
+    return mount->after_flush(
+        [this, mount, to = host.peer, stripe = want.stripe, column = want.column](Code code) {
+          if (code != Code::ok) counters_.columns_freed += mount->free(stripe, column);
+          put_answer(to, stripe, column, code);
+        });
   }
   auto work = std::make_shared<PutWork>();
   work->host = host.peer;
@@ -584,7 +586,12 @@ void Server::put_ended(const std::shared_ptr<PutWork>& work, const PutOutcome& o
       if (inventory_->fresh.size() > inventory_fresh_max) inventory_start();
     }
     if (options_.strict) {
-      work->mount->after_flush(answer_written);
+      work->mount->after_flush([this, work, answer_written](Code code) {
+        // Whoever is told that it is not there has nobody free it.
+        if (code != Code::ok)
+          counters_.columns_freed += work->mount->free(work->want.stripe, work->want.column);
+        answer_written(code);
+      });
     } else {
       answer_written(Code::ok);
     }

@@ -87,6 +87,27 @@ TEST_F(MountTest, repetition_of_a_strict_put_is_acknowledged_after_a_flush_too) 
   EXPECT_EQ(server->counters().puts, 1u);
 }
 
+TEST_F(MountTest, repetition_of_a_strict_put_fails_when_the_flush_does) {
+  listen();
+  Server::Options options;
+  options.strict = true;
+  start(options);
+  server->host_up(host, true);
+  ASSERT_TRUE(until([&] { return server->arenas() == 1; }));
+  std::promise<void> flushes;
+  before_flush = [gate = flushes.get_future().share()] { gate.wait(); };
+  const wire::kv_put want = put_of(1, 8, sealed_page(1, 8));
+  say(host, want);
+  ASSERT_TRUE(until([&] { return mount().volume().stats().slots_live == 1; }));
+  say(host, want);
+  disk->fail_flush = true;
+  flushes.set_value();
+  ASSERT_TRUE(until([&] { return got<wire::kv_put_done>().size() == 2; }));
+  for (const wire::kv_put_done& done : got<wire::kv_put_done>())
+    EXPECT_EQ(done.code, static_cast<std::uint16_t>(Code::io));
+  EXPECT_EQ(mount().volume().stats().slots_live, 0u);
+}
+
 TEST_F(MountTest, strict_put_fails_when_the_flush_does) {
   listen();
   Server::Options options;
@@ -97,6 +118,7 @@ TEST_F(MountTest, strict_put_fails_when_the_flush_does) {
   disk->fail_flush = true;
   EXPECT_EQ(put(1, 8), Code::io);
   EXPECT_TRUE(mount().volume().broken());
+  EXPECT_EQ(mount().volume().stats().slots_live, 0u) << "nobody knows of it";
   EXPECT_EQ(put(2, 8), Code::io);
 }
 
