@@ -11,11 +11,11 @@ void Frees::schedule(std::uint32_t store, std::uint64_t stripe, std::uint32_t co
   const Id id{store, stripe, column};
   if (!pending_.emplace(id, Pending{at, bytes}).second) return;
   bytes_[store] += bytes;
-  if (up_.contains(store)) due_.emplace(at, id);
+  if (ready_.contains(store)) due_.emplace(at, id);
 }
 
-void Frees::store_up(std::uint32_t store, Instant now) {
-  up_.insert(store);
+void Frees::store_ready(std::uint32_t store, Instant now) {
+  ready_.insert(store);
   for (auto at = pending_.lower_bound({store, 0, 0}); at != pending_.end() && at->first.store == store;
        ++at) {
     due_.erase({at->second.at, at->first});
@@ -25,7 +25,7 @@ void Frees::store_up(std::uint32_t store, Instant now) {
 }
 
 void Frees::store_away(std::uint32_t store) {
-  up_.erase(store);
+  ready_.erase(store);
   for (auto at = pending_.lower_bound({store, 0, 0}); at != pending_.end() && at->first.store == store;
        ++at) {
     due_.erase({at->second.at, at->first});
@@ -52,7 +52,7 @@ std::vector<Frees::Due> Frees::take(LeaseTable& leases, Instant now) {
     const auto held = held_.extract(stripe);
     if (held.empty()) continue;
     for (const Id& id : held.mapped()) {
-      if (up_.contains(id.store)) due_.emplace(pending_.at(id).at, id);
+      if (ready_.contains(id.store)) due_.emplace(pending_.at(id).at, id);
     }
   }
   while (!due_.empty() && due_.begin()->first <= now) {
@@ -93,7 +93,7 @@ void Frees::test_check() const {
     const bool armed = due_.contains({pending.at, id});
     const auto held = held_.find(id.stripe);
     const bool waits = held != held_.end() && held->second.contains(id);
-    DI_ASSERT(up_.contains(id.store) ? armed || waits : !armed);
+    DI_ASSERT(ready_.contains(id.store) ? armed || waits : !armed);
     due += armed ? 1 : 0;
   }
   DI_ASSERT(due == due_.size());

@@ -2,8 +2,8 @@
 //
 // Freeing is two-phase (I3 of spec/store.md): out of the directory first, then `kv_free` when the time has come
 // and no lease holds the stripe, which is when its last one ends.  What a store that is away has to free waits
-// until it is back.  An entry
-// is one column of a stripe on one store, or all that the store has of it.
+// until it is back and has told what it holds: a free that went before would be forgotten here when the store shows
+// what it had then.  An entry is one column of a stripe on one store, or all that the store has of it.
 //
 // Pure.  Owner: the directory's thread.  Bound: one entry per column that was in the directory.
 #pragma once
@@ -26,7 +26,8 @@ class Frees {
   // A second one for the same column changes nothing.
   void schedule(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
                 Instant at);
-  void store_up(std::uint32_t store, Instant now);
+  // It is there, and has told what it holds.
+  void store_ready(std::uint32_t store, Instant now);
   void store_away(std::uint32_t store);
   // It will not be back: nothing is to be freed there.
   void store_gone(std::uint32_t store);
@@ -61,9 +62,9 @@ class Frees {
     std::uint64_t bytes = 0;
   };
   std::map<Id, Pending> pending_;
-  std::set<std::pair<Instant, Id>> due_;        // of stores that are up
+  std::set<std::pair<Instant, Id>> due_;        // of stores that are ready
   std::map<std::uint64_t, std::set<Id>> held_;  // by stripe: was due, and waits for the end of leases
-  std::set<std::uint32_t> up_;
+  std::set<std::uint32_t> ready_;
   std::map<std::uint32_t, std::uint64_t> bytes_;
 };
 

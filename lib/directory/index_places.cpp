@@ -35,7 +35,8 @@ bool Index::store_up(const Holder& holder, Instant now, const Labels& labels) {
   store.next_part = 0;
   store.adopts = true;
   end_reconcile(*number);
-  frees_.store_up(*number, now);
+  // Until it has told what it holds: what is on its way out must be known as that when it is shown.
+  frees_.store_away(*number);
   targets_changed(*number);
   return true;
 }

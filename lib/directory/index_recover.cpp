@@ -156,6 +156,7 @@ std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
     }
     if (asked) counters_.reconciled_missing += missing.size();
     if (all) reconciled(number, now);
+    if (!store->complete) frees_.store_ready(number, now);
     store->complete = true;
     store->adopts = false;
     if (store->volumes.empty()) store->volumes[0] = wire::VolumeState{};

@@ -80,6 +80,8 @@ void Server::inventory_read(std::uint64_t number, std::uint16_t volume, std::siz
   for (std::size_t i = 0; i < reads.size(); ++i) {
     const Read& read = reads[i];
     mount.read_end(read);
+    // Freed while its header was read.  In the books it would be there again, and di-meta has forgotten the free.
+    if (!mount.volume().holds(read)) continue;
     const bool counts = i < listed;  // a fresh one may be in the list, too
     if (counts) ++found.slots;
     if (!headers[i]) {

@@ -368,6 +368,7 @@ class World {
     const std::size_t part = 1 + rng_.below(4);
     std::uint64_t cursor = 0;
     for (std::size_t from = 0; from == 0 || from < all.size(); from += part, ++cursor) {
+      run_due();  // what it is listing now is not freed before all of it is told
       wire::meta_inventory message;
       message.cursor = cursor;
       for (std::size_t i = from; i < std::min(all.size(), from + part); ++i) {

@@ -126,6 +126,7 @@ class World {
 
   [[nodiscard]] const Index::Counters& counters() const { return index_->counters(); }
   [[nodiscard]] std::size_t restored() const { return restored_; }
+  [[nodiscard]] std::uint64_t lost_unanswered() const { return lost_unanswered_; }
   [[nodiscard]] std::uint64_t refused() const { return refused_ + index_->evictor().tenant(2).refused; }
   [[nodiscard]] std::uint64_t evicted() const { return evicted_ + index_->evictor().tenant(3).evicted; }
 
@@ -286,6 +287,8 @@ class World {
     const std::size_t part = 1 + rng_.below(6);
     std::uint64_t cursor = 0;
     for (std::size_t from = 0; from == 0 || from < all.size(); from += part, ++cursor) {
+      // What one that comes is listing is not freed before all of it is told.
+      if (asked == 0 && rng_.chance(0.5)) run_due();
       wire::meta_inventory message;
       message.cursor = cursor;
       message.asked = asked;
@@ -358,6 +361,11 @@ class World {
                                                     repair.message.stripe.code,
                                                     repair.message.tenant};
       if (answered) answer.written.push_back(column.column);
+      if (!answered && !settling_ && rng_.chance(0.5)) {  // it is what took the answer with it
+        index_->lost({column.instance, store.generation}, now_);
+        store.up = false;
+        ++lost_unanswered_;
+      }
     }
     if (repair.message.targets.empty() && !settling_ && rng_.chance(0.4))
       answer.code = static_cast<std::uint16_t>(rng_.chance(0.5) ? Code::corrupt : Code::unreachable);
@@ -528,6 +536,7 @@ class World {
   std::map<std::string, Store> stores_;
   std::map<std::uint64_t, StripeRow> catalogue_;
   std::size_t restored_ = 0;
+  std::uint64_t lost_unanswered_ = 0;
   std::uint64_t refused_ = 0;  // by directories of before
   std::uint64_t evicted_ = 0;
   std::map<std::uint64_t, Put> puts_;
@@ -541,6 +550,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
   const auto [geometry, stores] = GetParam();
   Index::Counters sum;
   std::size_t restored = 0;
+  std::uint64_t lost_unanswered = 0;
   std::uint64_t refused = 0;
   std::uint64_t evicted = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
@@ -553,6 +563,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
     if (!testing::Test::HasFailure()) world.finish();
     const Index::Counters& seen = world.counters();
     restored += world.restored();
+    lost_unanswered += world.lost_unanswered();
     refused += world.refused();
     evicted += world.evicted();
     sum.puts_committed += seen.puts_committed;
@@ -598,6 +609,7 @@ TEST_P(IndexStripeModel, EveryStripeEndsWholeAndNothingElseIsThere) {
                                     sum.reconciles,
                                     sum.reconciled_missing,
                                     sum.reconciled_unknown,
+                                    lost_unanswered,
                                     refused,
                                     evicted}) {
     EXPECT_GT(count, 3U);

@@ -522,7 +522,7 @@ TEST_F(IndexTest, WhatALeaseKeptWaitsForItsStoreToo) {
   EXPECT_TRUE(index->step(at_s(3)).empty());
   index->test_check();
   EXPECT_EQ(index->pending_frees(), 1U);
-  ASSERT_TRUE(index->store_up({store0.instance, store0.generation + 1}, at_s(4)));
+  store_comes({store0.instance, store0.generation + 1}, {}, 4);
   EXPECT_EQ(index->step(at_s(4)).size(), 1U);
 }
 
@@ -748,6 +748,26 @@ TEST_F(IndexTest, PendingFreesWaitForTheirStore) {
   EXPECT_TRUE(ack.unknown.empty());
   EXPECT_EQ(hit(1, 2), 0U);
   EXPECT_EQ(index->step(at_s(200)).size(), 1U);
+}
+
+// What the store lists when it comes, it may have listed before the free reached it: were that forgotten by then, the
+// stripe would be in the books again, and nowhere else.
+TEST_F(IndexTest, WhatAStoreShowsWhileItHasYetToFreeItStaysOut) {
+  const std::uint64_t stripe = put(1, 0, 2);
+  index->lost(store0, at_s(2));
+  ASSERT_TRUE(index->drop_stripe(stripe, at_s(3)));
+  const Holder again{store0.instance, store0.generation + 1};
+  for (int start = 0; start < 2; ++start) {  // its link may break, and the same start of it begins anew
+    ASSERT_TRUE(index->store_up(again, at_s(4)));
+    EXPECT_TRUE(index->step(at_s(4)).empty());
+    ASSERT_TRUE(index->inventory(again, {0, false, {shard(stripe, put_page(1, 0, 2))}}, at_s(5)));
+    EXPECT_TRUE(index->step(at_s(5)).empty());
+    index->test_check();
+  }
+  ASSERT_TRUE(index->inventory(again, {1, true, {}}, at_s(6)));
+  EXPECT_EQ(index->stripes(), 0U);
+  EXPECT_EQ(index->step(at_s(6)).size(), 1U);
+  EXPECT_EQ(index->pending_frees(), 0U);
 }
 
 TEST_F(IndexTest, RowsForControl) {

@@ -367,6 +367,23 @@ TEST_F(ServerTest, inventory_shows_what_was_put_while_it_ran) {
   EXPECT_FALSE(server->inventory_running());
 }
 
+// di-meta has forgotten the free by then, and would have the column in the books for good.
+TEST_F(ServerTest, inventory_leaves_out_what_was_freed_while_it_ran) {
+  std::promise<void> gate;
+  start_with_host();
+  ASSERT_EQ(put(1, 2), Code::ok);
+  ASSERT_EQ(put(2, 2), Code::ok);
+  before_read = [opened = gate.get_future().share()] { opened.wait(); };
+  server->meta_up(meta);
+  say(meta, wire::kv_free{{1}, {}});
+  gate.set_value();
+  ASSERT_TRUE(until([&] { return got<wire::meta_inventory>().size() == 1; }));
+  const wire::meta_inventory told = got<wire::meta_inventory>()[0];
+  ASSERT_EQ(told.shards.size(), 1u);
+  EXPECT_EQ(told.shards[0].stripe, 2u);
+  EXPECT_TRUE(told.last);
+}
+
 // However often it starts over while its disk does not answer: that gets one job, and the last start what it finds.
 TEST_F(ServerTest, inventory_of_a_slow_disk_does_not_pile_up) {
   std::promise<void> gate;
