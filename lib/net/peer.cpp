@@ -23,6 +23,11 @@ int order_of(const Member& m) {
 
 constexpr std::string_view broken = "connection broken";
 
+// In spans of silence after which a peer is lost: so long is nobody at the bootstrap address before that is said,
+// and between two times that it is said.
+constexpr int bootstrap_late_factor = 3;
+constexpr int bootstrap_again_factor = 20;
+
 bool is_rank(const Member& m) {
   return order_of(m) == 1;
 }
@@ -89,7 +94,8 @@ struct Endpoint::Impl {
         alive(std::make_shared<bool>(true)),
         tick(l, loop::TimerKind::liveness, "heartbeat", [this] { beat(); }),
         retry(l, loop::TimerKind::liveness, "reconnect", [this] { connect_members(); }),
-        bootstrap_again(l, loop::TimerKind::liveness, "bootstrap again", [this] { open_bootstrap(); }) {
+        bootstrap_again(l, loop::TimerKind::liveness, "bootstrap again", [this] { open_bootstrap(); }),
+        bootstrap_late(l, loop::TimerKind::liveness, "no di-meta", [this] { say_no_bootstrap(); }) {
     transport.set_events({.message = [this](ConnectionId c, std::span<const ByteView> f) { message(c, f); },
                           .connected = [this](ConnectionId c) { connected(c); },
                           .disconnected = [this](ConnectionId c) { disconnected(c); }});
@@ -201,6 +207,7 @@ struct Endpoint::Impl {
         complain_of_bootstrap("who answers does not take us: is that di-meta?");
       }
       put_off_bootstrap();
+      if (link.up) bootstrap_late.start_after(bootstrap_late_factor * options.lost_after);
     }
     const auto peer = known.find(link.peer);
     if (peer == known.end() || peer->second.link != connection) return;
@@ -274,6 +281,8 @@ struct Endpoint::Impl {
     if (link.bootstrap) {
       bootstrap_pause = reconnect_after;
       bootstrap_complained = false;
+      bootstrap_reason.clear();
+      bootstrap_late.cancel();
     }
     log_info("net", "peer up", {{"peer", peer.member.instance}, {"generation", peer.member.generation}});
     if (peer_up) {
@@ -300,10 +309,20 @@ struct Endpoint::Impl {
     bootstrap_again.start_after(bootstrap_pause);
     bootstrap_pause = std::min(bootstrap_pause * 2, reconnect_after_max);
   }
-  // Once until it is up.
+  // At once the first time, and then seldom until it is up.
   void complain_of_bootstrap(std::string_view reason) {
-    if (std::exchange(bootstrap_complained, true)) return;
-    log_warn("net", "no di-meta at its address", {{"address", bootstrap_address}, {"reason", reason}});
+    bootstrap_reason = reason;
+    if (!bootstrap_complained) say_no_bootstrap();
+  }
+  // A transport goes on trying to connect by itself, and says nothing of an address where nobody listens.
+  void say_no_bootstrap() {
+    if (leaving) return;
+    bootstrap_complained = true;
+    log_warn("net", "no di-meta at its address",
+             {{"address", bootstrap_address},
+              {"reason", bootstrap_reason.empty() ? "nobody answers" : bootstrap_reason}});
+    bootstrap_reason.clear();
+    bootstrap_late.start_after(bootstrap_again_factor * options.lost_after);
   }
 
   void connect_members() {
@@ -673,12 +692,14 @@ struct Endpoint::Impl {
   std::function<void(const From&)> bootstrap_connected;
   Duration bootstrap_pause = reconnect_after;  // as those of the members
   bool bootstrap_complained = false;
+  std::string bootstrap_reason;  // what was found there since that was said last
   EndpointCounters counters;
   Instant last_tick;
   std::uint64_t ticks = 0;
   loop::Timer tick;
   loop::Timer retry;
   loop::Timer bootstrap_again;
+  loop::Timer bootstrap_late;
 };
 
 Endpoint::Endpoint(loop::Loop& loop, Transport& transport, Options options)
@@ -757,6 +778,7 @@ void Endpoint::set_bootstrap(const std::string& address, std::function<void(cons
   DI_ASSERT(impl_->bootstrap_address.empty());
   impl_->bootstrap_address = address;
   impl_->bootstrap_connected = std::move(connected);
+  impl_->bootstrap_late.start_after(bootstrap_late_factor * impl_->options.lost_after);
   impl_->open_bootstrap();
 }
 

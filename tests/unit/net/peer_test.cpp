@@ -295,6 +295,37 @@ TEST(PeerShort, AConnectionThatCannotBeMadeIsTriedAgain) {
   ASSERT_TRUE(loop.run_until([&] { return endpoint.up(2); }, patience));
 }
 
+TEST(PeerBootstrap, NobodyAtTheAddressIsSaidAndNotUntilItsTimeAgain) {
+  if (!zmq_testable) GTEST_SKIP() << "libzmq is not instrumented for the thread sanitizer";
+  loop::Loop loop;
+  ZmqNet net;
+  Endpoint::Options options;
+  options.heartbeat = milliseconds(10);
+  options.lost_after = milliseconds(30);
+  Node router(loop, net, member(0, 0, "di-router.0"), options);
+  // How often it is said before a timer of our own, which fires in its order, is due.
+  const auto said_within = [&](Duration time) {
+    bool over = false;
+    loop::Timer timer(loop, loop::TimerKind::liveness, "test", [&] { over = true; });
+    timer.start_after(time);
+    testing::internal::CaptureStderr();
+    EXPECT_TRUE(loop.run_until([&] { return over; }, patience));
+    const std::string log = testing::internal::GetCapturedStderr();
+    int times = 0;
+    for (std::size_t at = 0; (at = log.find("no di-meta at its address", at)) != std::string::npos; ++at) {
+      ++times;
+      EXPECT_NE(log.find("address=" + net.address("di-meta.0"), at), std::string::npos) << log;
+      EXPECT_NE(log.find("nobody answers", at), std::string::npos) << log;
+    }
+    return times;
+  };
+  router.endpoint.set_bootstrap(net.address("di-meta.0"), [](const From&) {});
+  EXPECT_EQ(said_within(20 * options.lost_after), 1);
+  EXPECT_GE(said_within(25 * options.lost_after), 1) << "again";
+  router.endpoint.leave();
+  EXPECT_EQ(said_within(25 * options.lost_after), 0) << "it stops";
+}
+
 TEST(PeerThreads, TwoLoopsExchangeMessages) {
   constexpr std::uint64_t count = 500;
   InprocNet net;
