@@ -411,7 +411,10 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
   if (message.page_blocks.empty()) {
     answer.code = static_cast<std::uint16_t>(Code::invalid);
   } else if (const auto slots = pages_.take(message.page_blocks, PageState::granted); !slots) {
-    answer.code = static_cast<std::uint16_t>(slots.error().code);
+    // What the request holds itself is not evicted while it waits.
+    const bool waits_for_itself =
+        slots.error().code == Code::busy && !pages_.fits(message.page_blocks, held_by(holder));
+    answer.code = static_cast<std::uint16_t>(waits_for_itself ? Code::invalid : slots.error().code);
   } else {
     Claim& claim = claims_[holder];
     for (const std::uint32_t slot : *slots) {
@@ -422,6 +425,17 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
   if (answer.code != 0) ++counters_.grants_refused;
   out_.push_back(wire::Envelope::make(holder.client.instance, holder.client.generation,
                                       {scope.request, scope.attempt, scope.rank, 0}, answer));
+}
+
+std::set<std::uint32_t> Core::held_by(const Holder& holder) const {
+  std::set<std::uint32_t> slots;
+  if (const PinSet* fetched = fetches_.pins_of(holder))
+    slots.insert(fetched->slots.begin(), fetched->slots.end());
+  if (const auto claim = claims_.find(holder); claim != claims_.end()) {
+    slots.insert(claim->second.pins.slots.begin(), claim->second.pins.slots.end());
+    slots.insert(claim->second.grants.begin(), claim->second.grants.end());
+  }
+  return slots;
 }
 
 void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now& now) {

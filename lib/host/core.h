@@ -187,6 +187,8 @@ class Core final : private Peers, private Handovers::Peers {
   // Of a store, or of a host whose arena is read.
   void from_source(const Peer& source, const wire::Envelope& message, const Now& now);
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
+  // Slots that a request has pinned or been granted.
+  [[nodiscard]] std::set<std::uint32_t> held_by(const Holder& holder) const;
   void seal(const Holder& holder, const wire::kv_sealed& message, const Now& now);
   void release(const Holder& holder, bool by_client, const Now& now);
   void release_claim(const Holder& holder, bool by_client);

@@ -91,6 +91,13 @@ Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> bl
 
 // One after the other, each as soon as there is room for it: to begin anew after each page that is thrown out
 // would be n * n of work.
+bool Pages::fits(std::span<const std::uint32_t> blocks, const std::set<std::uint32_t>& beside) const {
+  std::uint64_t room = 0;
+  for (const std::uint32_t count : blocks) room += room_bytes(count);
+  for (const std::uint32_t slot : beside) room += at(slot).place.bytes;
+  return room <= pool_->bytes_total() && blocks.size() + beside.size() <= options_.slots_max;
+}
+
 Result<std::vector<kv::SlotPlace>> Pages::take_places(std::span<const std::uint64_t> bytes) {
   std::vector<kv::SlotPlace> places;
   places.reserve(bytes.size());

@@ -116,6 +116,8 @@ class Pages {
   // would not be enough.  `state` is granted, filling or scratch.  Errors: busy, invalid (a count out of range,
   // or more than the whole arena holds).
   Result<std::vector<std::uint32_t>> take(std::span<const std::uint32_t> blocks, PageState state);
+  // Whether the arena could hold pages of so many blocks beside those in `beside`, if nothing else were in it.
+  [[nodiscard]] bool fits(std::span<const std::uint32_t> blocks, const std::set<std::uint32_t>& beside) const;
 
   // granted -> free.
   void give_back(std::uint32_t slot);

@@ -152,9 +152,28 @@ TEST_F(PagesTest, TheEndOfAChainIsEvictedBeforeItsBeginning) {
   const auto delta = heard<wire::meta_arena_delta>(meta);
   ASSERT_TRUE(delta);
   EXPECT_EQ(delta->removed.size(), 1u);
-  say(prefill, scope(2), wire::kv_open{{4, 4, 4, 4}, 1});
+  say(prefill, scope(3), wire::kv_open{{4, 4, 4, 4}, 1});
   EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, static_cast<std::uint16_t>(Code::busy));
   EXPECT_EQ(core->pages().counters().evicted, 1u);  // nothing is thrown out for what cannot fit
+}
+
+// Its beginning was cached, so that only the rest was asked for, again and again: it waited for what it held itself.
+TEST_F(PagesTest, WhatFitsBesideNothingOfItsOwnRequestNeverFits) {
+  const auto opened = [&](std::uint32_t number, const std::vector<std::uint32_t>& blocks) {
+    say(prefill, scope(number), wire::kv_open{blocks, 1});
+    return heard<wire::kv_opened>(prefill)->code;
+  };
+  cached(test_keys(1, 0, 4));
+  say(prefill, scope(1), wire::kv_fetch{test_keys(1, 0, 4)});
+  settle_puts();
+  EXPECT_EQ(opened(1, {4, 4, 4, 4}), static_cast<std::uint16_t>(Code::invalid));
+  EXPECT_EQ(opened(1, {4, 4}), 0);
+  EXPECT_EQ(opened(1, {4, 4}), static_cast<std::uint16_t>(Code::invalid));
+  // Of another request it may be let go of.
+  EXPECT_EQ(opened(2, {4, 4}), static_cast<std::uint16_t>(Code::busy));
+  EXPECT_EQ(opened(1, {4}), 0);
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_EQ(opened(2, {4, 4}), 0);
 }
 
 // So it is when the beginning was there before, and is let go of together with the end.
