@@ -95,27 +95,44 @@ Result<Service> service_of_url(std::string url) {
   return service;
 }
 
+// Where the routers of the fleet listen, in the order of their names.
+Result<std::vector<std::string>> router_addresses(const std::string& run_dir) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(run_dir, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("di-router.") && name.ends_with(".listen")) names.push_back(entry.path().string());
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return Error{Code::denied, error.value(), "cannot read " + run_dir + ": " + error.message()};
+  }
+  std::sort(names.begin(), names.end());
+  std::vector<std::string> addresses;
+  for (const std::string& name : names) {
+    auto text = file_read(name, 4096);
+    if (!text && text.error().code == Code::not_found) continue;  // it has just stopped
+    if (!text) return text.error();
+    addresses.push_back(first_word(*text));
+  }
+  if (addresses.empty()) {
+    return Error{Code::not_found, 0,
+                 "no fleet in " + run_dir + ": start one with scripts/di-up, or name a service with -u"};
+  }
+  return addresses;
+}
+
 Result<Service> service_find(const daemon::ControlFlags& flags) {
   std::string url = flags.url;
   if (url.empty()) {
-    std::error_code error;
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(flags.run_dir, error)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with("di-router.") && name.ends_with(".listen")) names.push_back(entry.path().string());
-    }
-    std::sort(names.begin(), names.end());
-    if (error && error != std::errc::no_such_file_or_directory) {
-      return Error{Code::denied, error.value(), "cannot read " + flags.run_dir + ": " + error.message()};
-    }
-    if (names.empty()) {
-      return Error{
-          Code::not_found, 0,
-          "no fleet in " + flags.run_dir + ": start one with scripts/di-up, or name a service with -u"};
-    }
-    auto text = file_read(names.front(), 4096);
-    if (!text) return text.error();
-    url = first_word(*text);
+    const auto addresses = router_addresses(flags.run_dir);
+    if (!addresses) return addresses.error();
+    // A router that was killed leaves its address behind: the first that somebody listens at.
+    const auto answers = [](const std::string& address) {
+      return http::Client::connect(address, models_wait).ok();
+    };
+    auto found = addresses->begin();
+    if (addresses->size() > 1) found = std::find_if(addresses->begin(), addresses->end(), answers);
+    url = found != addresses->end() ? *found : addresses->front();
   }
   auto service = service_of_url(url);
   if (!service) return service;

@@ -1,7 +1,9 @@
 #include "router.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -12,7 +14,13 @@
 namespace di::router {
 
 Router::Router(const Config& config) : config_(config) {}
-Router::~Router() = default;
+Router::~Router() {
+  withdraw_address();
+}
+
+void Router::withdraw_address() {
+  if (!address_file_.empty()) ::unlink(std::exchange(address_file_, {}).c_str());
+}
 
 Result<account::KeyTable> Router::load_keys(const Config& config) const {
   account::KeyTable keys;
@@ -41,7 +49,8 @@ Status Router::on_prepare(daemon::Daemon& daemon) {
   auto address = front_->listen(daemon.loop());
   if (!address) return address.error();
   // Where scripts find the address when the port was picked.
-  return file_write(daemon.path("listen"), *address + "\n");
+  address_file_ = daemon.path("listen");
+  return file_write(address_file_, *address + "\n");
 }
 
 Status Router::on_start(daemon::Daemon& daemon) {
@@ -223,6 +232,7 @@ bool Router::serves() const {
 void Router::on_stop(daemon::Daemon& daemon) {
   // Streams finish; nothing new is taken.  drain.timeout bounds it.
   stopping_ = true;
+  withdraw_address();
   if (net::MetaClient* meta = daemon.meta()) meta->set_state(1);
   front_->drain([this] { turn(); });
   turn();

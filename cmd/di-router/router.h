@@ -35,6 +35,8 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
 
   Result<account::KeyTable> load_keys(const Config& config) const;
   void deliver(const net::Incoming& in);
+  // Nobody finds the address any more, or takes it for that of another router.
+  void withdraw_address();
   void peer_up(const net::Member& member);
   // Takes the rank's model for the router's, or says why the rank is not used.
   bool rank_up(const net::Member& member);
@@ -58,6 +60,7 @@ class Router final : public daemon::ProgramOf<Config>, public Backend {
   bool turn_again_ = false;
   bool stopping_ = false;
   bool drain_over_ = false;
+  std::string address_file_;  // RUNDIR/INSTANCE.listen while it is there
 };
 
 }  // namespace di::router

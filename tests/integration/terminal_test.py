@@ -1,6 +1,7 @@
 """di-ctl chat: in a pipe, on a terminal (a pty), and what it says when there is no answer."""
 
 import http.client
+import http.server
 import json
 import os
 import pathlib
@@ -11,10 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fleet import BIN, PATIENCE, Fleet, main, pieces, script_fleet, wait_for  # noqa: E402
+from fleet import BIN, PATIENCE, SOURCE, Fleet, main, pieces, script_fleet, wait_for  # noqa: E402
 
 COUNT = {"match": "count", "pieces": pieces("one", " two", " three", delay_ms=5)}
 SLOW = {"match": "slow", "pieces": pieces(*[f"w{i} " for i in range(500)], delay_ms=20)}
@@ -136,6 +138,64 @@ def what_is_wrong_is_said():
         fleet.await_idle()
 
 
+# One that was killed leaves its address; one that stops takes it away.
+def the_address_of_a_router_that_is_gone_is_passed_over():
+    with script_fleet([COUNT]) as fleet:
+        def ask():
+            return subprocess.run([str(SOURCE / "scripts/ask"), "-r", str(fleet.run), "count"], capture_output=True, text=True,
+                                  timeout=60 * PATIENCE)
+        (fleet.run / "di-router.-a.listen").write_text("127.0.0.1:1\n")
+        code, out, err = chat(fleet, "count\n")
+        assert (code, out) == (0, "one two three\n"), err
+        done = ask()
+        assert done.returncode == 0 and "one two three" in done.stdout and done.stderr == "", done
+        fleet.kill("di-router.0", signal.SIGTERM)
+        wait_for(lambda: not fleet.alive("di-router.0"), "the router to stop")
+        assert not (fleet.run / "di-router.0.listen").exists()
+        code, out, err = chat(fleet, "count\n")
+        assert code == 1 and "nobody answers at 127.0.0.1:1" in err, err
+        done = ask()
+        assert done.returncode == 1 and done.stderr == (
+            f"ask: nobody answers at 127.0.0.1:1: see the log of the router in {fleet.run}\n"), done
+
+
+class Cut(http.server.BaseHTTPRequestHandler):
+    """A service whose answer ends before its length, with `rest` as its last bytes."""
+    rest = b""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.answer(b'{"data": [{"id": "demo"}]}')
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b'data: {"choices": [{"delta": {"content": "one"}}]}\n\n' + self.rest, missing=9)
+
+    def answer(self, body, missing=0):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body) + missing))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+
+
+def an_answer_that_breaks_off_is_one_error_of_ask():
+    with tempfile.TemporaryDirectory() as run, http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cut) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        pathlib.Path(run, "key").write_text("k\n")
+        pathlib.Path(run, "di-router.0.listen").write_text("127.0.0.1:%d\n" % server.server_port)
+        for Cut.rest, message in ((b'data: {"error": {"message": "boom"}}\n\n', "boom"),
+                                  (b'data: {"choi', "the connection broke off"), (b"", "the connection broke off")):
+            done = subprocess.run([str(SOURCE / "scripts/ask"), "-r", run, "hi"], capture_output=True, text=True,
+                                  timeout=60 * PATIENCE)
+            lines = done.stderr.strip().splitlines()
+            assert done.returncode == 1 and lines[0] == f"error: {message}", done
+            assert len(lines) == 2 and lines[1].startswith(f"See what happened: di-ctl -r {run} explain ask-"), done
+        server.shutdown()
+
+
 def a_stream_that_is_cut_is_no_answer():
     with script_fleet([SLOW]) as fleet:
         process = subprocess.Popen([str(BIN / "di-ctl"), "-r", str(fleet.run), "chat"], stdin=subprocess.PIPE,
@@ -214,5 +274,6 @@ def a_model_cannot_steer_the_terminal():
 
 
 if __name__ == "__main__":
-    main([a_pipe_asks_line_by_line, what_is_wrong_is_said, a_stream_that_is_cut_is_no_answer, a_terminal,
+    main([a_pipe_asks_line_by_line, what_is_wrong_is_said, the_address_of_a_router_that_is_gone_is_passed_over,
+          an_answer_that_breaks_off_is_one_error_of_ask, a_stream_that_is_cut_is_no_answer, a_terminal,
           a_listing_without_a_row_says_so_to_a_terminal, a_model_cannot_steer_the_terminal])
