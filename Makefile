@@ -8,6 +8,10 @@ CONF    ?= etc/local
 RUN     ?= run
 OPTIONS ?=
 RUNS    ?= 1000000
+# What follows di-up uses the same folders.
+ifneq ($(and $(filter serve,$(MAKECMDGOALS)),$(filter -r% -c%,$(OPTIONS))),)
+$(error OPTIONS="$(OPTIONS)": name the run directory with RUN=RUNDIR, and the configuration with CONF=CONFDIR)
+endif
 PROGRAMS := $(notdir $(wildcard cmd/di-*))
 FUZZERS  := $(addprefix fuzz_,$(notdir $(patsubst %/,%,$(dir $(wildcard tests/fuzz/*/CMakeLists.txt)))))
 # The thread sanitizer of GCC 12 wants a predictable address space where the kernel randomises much.

@@ -1,12 +1,17 @@
 #include "daemon/flags.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace di::daemon {
 
@@ -26,6 +31,15 @@ void parse_or_exit(CLI::App& app, int argc, char** argv) {
     std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.what());
     std::exit(exit_usage);
   }
+}
+
+// Empty: it is one.  Found now, not when nobody is told that the daemon serves.
+std::string open_descriptor(const std::string& text) {
+  int fd = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), fd);
+  const bool number = error == std::errc() && end == text.data() + text.size() && fd >= 0;
+  if (number && ::fcntl(fd, F_GETFD) != -1) return {};
+  return text + (number ? " is not open" : " is no descriptor");
 }
 
 std::string version_line(std::string_view program) {
@@ -52,7 +66,7 @@ bool parse_flags(Startup& startup, int argc, char** argv) {
       ->allow_extra_args(false);
   app.add_option("--ready-fd", startup.ready_fd, "write a byte to this descriptor when the daemon serves")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(open_descriptor);
   parse_or_exit(app, argc, argv);
   if (startup.file.empty()) {
     const std::string standard = "/etc/di/" + program + ".toml";
@@ -61,12 +75,29 @@ bool parse_flags(Startup& startup, int argc, char** argv) {
   return check_only;
 }
 
+std::string find_run_dir(const std::string& system, const std::string& local) {
+  const auto has_instance = [](const std::string& folder, std::error_code& error) {
+    std::filesystem::directory_iterator entries(folder, error);
+    if (error) return false;
+    return std::any_of(begin(entries), end(entries), [](const std::filesystem::directory_entry& entry) {
+      const std::string name = entry.path().filename().string();
+      return name.starts_with("di-") && name.ends_with(".ro");
+    });
+  };
+  std::error_code error;
+  if (has_instance(system, error)) return system;
+  if (error == std::errc::no_such_file_or_directory) return local;
+  if (error) return system;  // not for our eyes: the command says so
+  return has_instance(local, error) ? local : system;
+}
+
 ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilog) {
   ControlFlags flags;
   CLI::App app("di-ctl asks and steers the daemons of a fleet", "di-ctl");
   app.set_help_flag("-h,--help", "print this and exit");
   app.set_version_flag("-V,--version", version_line("di-ctl"), "print the version and exit");
-  app.add_option("-r", flags.run_dir, "run directory of the fleet (default /run/di if it exists, else run)")
+  app.add_option("-r", flags.run_dir,
+                 "run directory of the fleet (default /run/di; run if that has a fleet and /run/di none)")
       ->type_name("RUNDIR");
   app.add_option("-d", flags.instance, "only this instance (default: all)")->type_name("INSTANCE");
   app.add_flag("-a,--all", flags.all_columns, "all columns in text, where a command shows a choice");
@@ -81,7 +112,7 @@ ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilo
   app.prefix_command(false);
   app.footer(epilog);
   parse_or_exit(app, argc, argv);
-  if (flags.run_dir.empty()) flags.run_dir = ::access("/run/di", F_OK) == 0 ? "/run/di" : "run";
+  if (flags.run_dir.empty()) flags.run_dir = find_run_dir();
   return flags;
 }
 

@@ -11,7 +11,7 @@
 namespace di::daemon {
 
 struct ControlFlags {
-  std::string run_dir;       // -r; /run/di when that exists, else run
+  std::string run_dir;       // -r, or what find_run_dir() says
   std::string instance;      // -d; empty: all
   bool json = false;         // -j
   bool all_columns = false;  // -a
@@ -20,6 +20,10 @@ struct ControlFlags {
   std::string url;
   std::vector<std::string> words;  // the command
 };
+// Where the fleet is that a user of this machine means: `system`, unless it has no instance and `local` has one, or is
+// not there.
+[[nodiscard]] std::string find_run_dir(const std::string& system = "/run/di",
+                                       const std::string& local = "run");
 // `epilog` lists the commands under -h.
 [[nodiscard]] ControlFlags parse_control_flags(int argc, char** argv, const std::string& epilog);
 

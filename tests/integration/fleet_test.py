@@ -397,7 +397,15 @@ def control_words_rows_and_statuses():
         done = script_run(fleet, "ask", "-h")
         assert done.returncode == 0 and done.stdout.startswith("usage: ask ") and done.stderr == "", done
         done = script_run(fleet, "ask", "-x", "hello")
-        assert done.returncode == 64 and "usage: ask " in done.stderr, done
+        assert done.returncode == 64 and "usage: ask " in done.stderr and done.stderr.count("\n") == 1, done
+        done = script_run(fleet, "ask", "-m", "few", "hello")
+        assert done.returncode == 64 and done.stderr.startswith("ask: -m few: want a number"), done
+        done = script_run(fleet, "check-books", "--help")
+        assert done.returncode == 0 and done.stdout.startswith("check-books RUNDIR") and done.stderr == "", done
+        # The question that follows goes to the folder that make knows of.
+        for option in ("-r elsewhere", "-c elsewhere"):
+            done = subprocess.run(["make", "-n", "serve", f"OPTIONS={option}"], cwd=SOURCE, capture_output=True, text=True)
+            assert done.returncode == 2 and "RUN=RUNDIR" in done.stderr, done
         done = script_run(fleet, "ask", "-r", str(fleet.run / "none"), "hello")
         assert done.returncode == 1 and "with -r" in done.stderr, done
         assert ctl(fleet, "drain", "di-decode.0").returncode == 0

@@ -18,6 +18,7 @@
 #include <sstream>
 
 #include "daemon/control.h"
+#include "daemon/flags.h"
 #include "http/client.h"
 
 namespace di::daemon {
@@ -313,6 +314,29 @@ TEST_F(DaemonTest, UsageErrorsAre64) {
   EXPECT_EQ(run({"extra"}, false), exit_usage);
   EXPECT_EQ(run({"-f", "a", "-f", "b"}, false), exit_usage);
   EXPECT_NE(read("err").find("di-probe: "), std::string::npos);
+  // Nobody would be told that it serves.
+  for (const char* no : {"x", "-1", "7x", "99999999999"}) {
+    EXPECT_EQ(run({"--ready-fd", no}, false), exit_usage);
+    EXPECT_TRUE(read("err").ends_with("\ndi-probe: --ready-fd: " + std::string(no) + " is no descriptor\n"))
+        << read("err");
+  }
+  EXPECT_EQ(run({"--ready-fd", "77"}, false), exit_usage);
+  EXPECT_TRUE(read("err").ends_with("\ndi-probe: --ready-fd: 77 is not open\n")) << read("err");
+}
+
+TEST_F(DaemonTest, AFolderThatADaemonLeftEmptyDoesNotHideTheFleetBesideUs) {
+  const std::string system = folder + "/system";
+  const std::string local = folder + "/local";
+  EXPECT_EQ(find_run_dir(system, local), local);
+  std::filesystem::create_directory(system);
+  EXPECT_EQ(find_run_dir(system, local), system);
+  std::filesystem::create_directory(local);
+  file("local/key", "");
+  EXPECT_EQ(find_run_dir(system, local), system);
+  file("local/di-meta.0.ro", "");
+  EXPECT_EQ(find_run_dir(system, local), local);
+  file("system/di-meta.0.ro", "");
+  EXPECT_EQ(find_run_dir(system, local), system);
 }
 
 TEST_F(DaemonTest, HelpAndVersionAndCheckExitWithZero) {
