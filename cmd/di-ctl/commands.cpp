@@ -270,6 +270,8 @@ class Session {
         const std::vector<std::string> known = known_instances(flags_.run_dir);
         const bool is_known = known.empty() || std::binary_search(known.begin(), known.end(), instance);
         error.message = is_known ? "not running" : "no such instance: " + wanted(instance, known);
+      } else if (error.code == Code::unsupported) {
+        error.code = Code::stale;  // of another protocol: it was not asked, and is not passed over
       }
       return error;
     }

@@ -440,7 +440,8 @@ struct Daemon::Impl {
       const bool reloadable = row != nullptr ? row->reloadable : tables != nullptr && tables->reloadable;
       if (!reloadable) fixed += (fixed.empty() ? "" : ", ") + path;
     }
-    if (!fixed.empty()) return Error{Code::unsupported, 0, "needs a restart to change: " + fixed};
+    // Not `unsupported`: that says that there is no such command, and a caller of all passes it over.
+    if (!fixed.empty()) return Error{Code::denied, 0, "needs a restart to change: " + fixed};
     DI_TRY(reload_program(fresh.config));
     running = std::move(fresh);
     // The other rows are the same; but for this, which was made absolute.

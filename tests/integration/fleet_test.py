@@ -425,6 +425,33 @@ def control_words_rows_and_statuses():
         assert done.returncode == 1 and done.stderr == "di-ctl: di-decode.0: not running\n", done
 
 
+# A daemon that refuses, or that cannot be asked, is no daemon that does not know the command: those are passed over.
+def whoever_refuses_is_named_when_all_are_asked():
+    with tempfile.TemporaryDirectory() as folder:
+        conf = copy_of_the_local_fleet(pathlib.Path(folder))
+        with Fleet(conf=conf) as fleet, socket.socket(socket.AF_UNIX) as old:
+            assert ctl(fleet, "reload").returncode == 0
+            with (conf / "di-meta.toml").open("a") as file:
+                file.write('\n[[kv.tenants]]\nname = "lab"\nquota = "64MiB"\n')
+            done = ctl(fleet, "reload")
+            assert done.returncode == 1 and done.stderr == "di-ctl: di-meta.0: needs a restart to change: kv.tenants\n", done
+
+            def answer():
+                for _ in range(2):
+                    with old.accept()[0] as connection:
+                        connection.recv(4096)
+                        connection.sendall(bytes(64))
+                        while connection.recv(4096):
+                            pass
+            old.bind(str(fleet.run / "di-decode.old.ctl"))
+            old.listen()
+            threading.Thread(target=answer, daemon=True).start()
+            for words in (["show", "status"], ["log", "info"]):
+                done = ctl(fleet, *words)
+                assert done.returncode == 1 and "di-ctl: di-decode.old: incompatible di-ctl and the daemon at" in done.stderr, done
+            (fleet.run / "di-decode.old.ctl").unlink()
+
+
 def who_may_only_look_can_look():
     with tempfile.TemporaryDirectory() as folder, Fleet() as fleet:
         program = pathlib.Path(folder, "di-ctl")
@@ -823,6 +850,7 @@ main([
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,
     control_words_rows_and_statuses,
+    whoever_refuses_is_named_when_all_are_asked,
     who_may_only_look_can_look,
     who_is_gone_is_shown_as_away_until_it_is_back_or_forgotten,
     a_fleet_goes_on_with_a_copy_of_the_catalogue,
