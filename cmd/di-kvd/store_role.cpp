@@ -692,13 +692,16 @@ void StoreRole::return_opened(std::uint16_t volume, Result<Opened> opened) {
 void StoreRole::tell_degraded() {
   if (!server_) return;  // it is being made
   std::string out;
+  bool serves = false;
   for (const auto& mount : server_->mounts()) {
+    // One that is slow or full for a while still has what it holds.
+    if (mount->state() != store::DiskState::failed) serves = true;
     if (mount->state() == store::DiskState::good) continue;
     out.append(out.empty() ? "" : "; ").append("volume ").append(std::to_string(mount->number()));
     out.append(" takes no columns (").append(mount->reason()).append("): ");
     out.append(mount->refused() ? mount->refused()->message : mount->path());
   }
-  daemon_->degraded(out);
+  daemon_->degraded(out, serves);
 }
 
 // One row for the whole node: up as long as one volume takes columns.

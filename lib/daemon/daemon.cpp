@@ -492,7 +492,8 @@ struct Daemon::Impl {
     if (stopping) return "stopping";
     if (!ready) return "starting";
     const std::string late = heartbeats.late();
-    return late.empty() ? "" : "late: " + late;
+    if (!late.empty()) return "late: " + late;
+    return serves ? "" : "out of service: " + degraded;
   }
 
   [[nodiscard]] Exporter::Readiness readiness() const {
@@ -502,6 +503,7 @@ struct Daemon::Impl {
   }
   // As systemd shows it.
   [[nodiscard]] std::string status_line() const {
+    if (!serves) return "STATUS=out of service: " + degraded;
     return "STATUS=" + (degraded.empty() ? "ready" : "degraded: " + degraded);
   }
 
@@ -513,6 +515,7 @@ struct Daemon::Impl {
         .text("state", stopping        ? "stopping"
                        : !ready        ? "starting"
                        : !late.empty() ? "late"
+                       : !serves       ? "out of service"
                                        : "ready")
         .text("late", late)
         .text("degraded", degraded)
@@ -633,6 +636,7 @@ struct Daemon::Impl {
   std::string http_path;
   const std::vector<Command> commands = own_commands();
   std::string degraded;  // what it serves without
+  bool serves = true;    // something is left to serve with
   bool ready = false;
   bool stopping = false;
   bool leaving = false;  // stopped() was called
@@ -727,10 +731,11 @@ void Daemon::ready() {
   write_ready_byte(impl_->startup.ready_fd);
 }
 
-void Daemon::degraded(std::string_view what) {
+void Daemon::degraded(std::string_view what, bool serves) {
   std::string line = one_line(what);
-  if (line == impl_->degraded) return;
+  if (line == impl_->degraded && serves == impl_->serves) return;
   impl_->degraded = std::move(line);
+  impl_->serves = serves;
   if (impl_->ready) notify_supervisor(impl_->status_line());
 }
 

@@ -133,12 +133,13 @@ class Daemon {
   // The daemon serves: `ready` line, byte on --ready-fd, READY=1 to systemd.  Once; later calls do
   // nothing.
   void ready();
-  // Ready, not stopping, and no background loop is late.
+  // Ready, not stopping, no background loop is late, and something can be served.
   [[nodiscard]] bool is_ready() const;
   // What it serves without, in one line for the operator; empty: nothing.  It stays ready: `show status`,
   // /health/ready and the status line of systemd say it.  Control characters become blanks, and what is longer
-  // than degraded_bytes_max is cut.
-  void degraded(std::string_view what);
+  // than degraded_bytes_max is cut.  With `serves` false nothing is left to serve with, and it is not ready: it stays
+  // up, as another start would mend nothing.
+  void degraded(std::string_view what, bool serves = true);
   // A background loop that must move, see daemon/heartbeat.h.  Before on_start returns.
   Heartbeats::Beat& heartbeat(std::string_view name, Duration late_after);
   // Asks for a graceful stop, as SIGTERM does.

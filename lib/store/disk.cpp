@@ -22,6 +22,10 @@ namespace di::store {
 
 namespace {
 
+Error neither(const std::string& path) {
+  return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
+}
+
 // Of what is open, a file or a device.  Errors: invalid (neither), not_found (removed meanwhile), io.
 Result<std::uint64_t> length_of(int fd, const std::string& path) {
   struct stat status {};
@@ -29,9 +33,7 @@ Result<std::uint64_t> length_of(int fd, const std::string& path) {
   if (S_ISREG(status.st_mode) && status.st_nlink == 0)
     return Error{Code::not_found, ENOENT, path + " was removed"};
   if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
-  if (!S_ISBLK(status.st_mode)) {
-    return Error{Code::invalid, 0, path + ": neither a regular file nor a block device"};
-  }
+  if (!S_ISBLK(status.st_mode)) return neither(path);
   std::uint64_t bytes = 0;
   if (::ioctl(fd, BLKGETSIZE64, &bytes) != 0) return errno_error("length of " + path);
   return bytes - bytes % disk_align_bytes;
@@ -184,6 +186,8 @@ MutableByteView AlignedBuffer::first(std::size_t bytes) {
 Result<DiskFile> disk_open(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return errno_error("open " + path);
+  // A folder cannot be opened for writing: that would look like a fault of the disk.
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return neither(path);
   DiskFile file;
   file.device = S_ISBLK(status.st_mode);
   // On a device O_EXCL asks the kernel whether it is mounted or otherwise in use.
@@ -213,7 +217,9 @@ Result<DiskFile> disk_create(const std::string& path, std::uint64_t bytes, bool 
   // Space is taken now: a volume never meets a full file system later.
   if (const int failed = ::posix_fallocate(fd->get(), 0, static_cast<off_t>(bytes)); failed != 0) {
     ::unlink(path.c_str());
-    return errno_error("allocate " + path, failed);
+    Error error = errno_error("allocate " + path, failed);
+    if (failed == EFBIG) error.code = Code::no_space;  // longer than files are on this file system
+    return error;
   }
   DiskFile file;
   file.direct = direct;

@@ -637,6 +637,22 @@ def a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not():
         assert "warning" not in up_again(fleet).stderr
 
 
+def a_store_whose_only_volume_is_out_of_service_is_up_and_not_ready():
+    with Fleet(overrides=["di-kvd.store0:store.capacity=16MiB"]) as fleet:
+        path = pathlib.Path(fleet.ctl("-d", "di-kvd.store0", "show", "volumes")[0]["path"])
+        fleet.kill("di-kvd.store0")
+        wait_for(lambda: not fleet.alive("di-kvd.store0"), "the end of di-kvd.store0")
+        os.truncate(path, 1_000_001)
+        done = up_again(fleet)
+        assert done.returncode == 0 and str(path) in done.stderr, done
+        status, body = fleet.health("di-kvd.store0")
+        assert status == 503 and body.startswith("out of service: volume 0 ") and str(path) in body, (status, body)
+        assert fleet.ctl("-d", "di-kvd.store0", "show", "status")[0]["state"] == "out of service"
+        path.unlink()
+        fleet.ctl("kv", "volume", "return", "0", "di-kvd.store0")
+        wait_for(lambda: fleet.health("di-kvd.store0") == (200, "ready\n"), "the store to be ready")
+
+
 def a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended():
     store = "di-kvd.store0"
     bytes_of_a_volume = 16 << 20
@@ -857,6 +873,7 @@ main([
     a_fleet_starts_anew_when_its_catalogue_was_moved_away,
     an_error_of_a_command_says_what_to_do,
     a_volume_that_was_cut_short_is_out_of_service_and_its_store_is_not,
+    a_store_whose_only_volume_is_out_of_service_is_up_and_not_ready,
     a_volume_that_is_cut_short_while_it_serves_is_left_and_returns_when_it_is_mended,
     a_disk_that_does_not_answer_keeps_no_other_volume_from_its_return,
     a_volume_that_is_written_once_asks_systemd_for_time,

@@ -184,6 +184,24 @@ TEST_F(DaemonTest, WhatItServesWithoutIsSaidAndItStaysReady) {
   EXPECT_NE(client->get("/metrics")->body.find("\ndi_degraded 0\n"), std::string::npos);
 }
 
+TEST_F(DaemonTest, WithNothingLeftToServeWithItIsNotReadyAndStaysUp) {
+  const Process process = start({});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  Result<http::Client> client = http::Client::connect("unix:" + run_path("http"), patience);
+  ASSERT_TRUE(client.ok()) << client.error().message;
+  ask({"degraded", "volume 0 is gone", "serves nothing"});
+  const Result<http::ClientReply> reply = client->get("/health/ready");
+  ASSERT_TRUE(reply.ok()) << reply.error().message;
+  EXPECT_EQ(reply->status, 503);
+  EXPECT_EQ(reply->body, "out of service: volume 0 is gone\n");
+  EXPECT_EQ(client->get("/health")->status, 200);
+  EXPECT_EQ(ask({"show", "status"})["state"], "out of service");
+  EXPECT_NE(client->get("/metrics")->body.find("\ndi_degraded 1\n"), std::string::npos);
+  // The same words, and one of two serves again.
+  ask({"degraded", "volume 0 is gone"});
+  EXPECT_EQ(client->get("/health/ready")->body, "ready\ndegraded: volume 0 is gone\n");
+}
+
 TEST_F(DaemonTest, MetricsAreServedOnTheUnixSocket) {
   const Process process = start({});
   ASSERT_TRUE(await_ready(process)) << read("err");

@@ -66,7 +66,7 @@ class Probe final : public di::daemon::ProgramOf<Config> {
       return true;
     }
     if (words[0] == "degraded") {
-      daemon_->degraded(words.size() > 1 ? words[1] : "");
+      daemon_->degraded(words.size() > 1 ? words[1] : "", words.size() < 3);
       reply.end();
       return true;
     }
