@@ -82,11 +82,14 @@ void show_fleet(const Service& service, daemon::Reply& reply) {
         .text("degraded", without);
     reply.row(row);
   };
+  const std::string nothing;
   for (const net::Member& member : service.membership().members()) {
     const bool self = member.program == "di-meta";
-    const auto without = degraded.find(member.instance);
-    show(member, state_name(member.state), self || service.connected(member.id), Duration{0},
-         without == degraded.end() ? "" : without->second);
+    const auto store = degraded.find(member.instance);
+    const std::string& without = store != degraded.end() ? store->second
+                                 : self                  ? service.degraded()
+                                                         : nothing;
+    show(member, state_name(member.state), self || service.connected(member.id), Duration{0}, without);
   }
   for (const auto& [name, gone] : service.membership().away())
     show(gone.member, gone.stopped ? "stopped" : "away", false, service.now() - gone.since, "");

@@ -144,6 +144,7 @@ Status Meta::on_start(daemon::Daemon& daemon) {
   options.index.repairs.bytes_per_s = config_.repair_bytes_per_s;
   options.directory_beat = [&beat = daemon.heartbeat("meta-directory", loop_late_after)] { beat(); };
   options.catalogue_beat = [&beat = daemon.heartbeat("meta-catalogue", loop_late_after)] { beat(); };
+  options.degraded = [&daemon](const std::string& what) { daemon.degraded(what); };
   auto service = Service::create(daemon.loop(), daemon.endpoint(), *catalogue_, options);
   if (!service) return service.error();
   service_ = *std::move(service);

@@ -85,7 +85,9 @@ Service::Service(loop::Loop& loop, net::Endpoint& endpoint, directory::Catalogue
       due_(loop, loop::TimerKind::liveness, "directory", [this] { step_index(); }),
       beat_(loop, loop::TimerKind::product, "beat", [this] { beat(); }),
       directory_beat_(std::move(options.directory_beat)),
-      catalogue_beat_(std::move(options.catalogue_beat)) {
+      catalogue_beat_(std::move(options.catalogue_beat)),
+      tell_degraded_(std::move(options.degraded)),
+      shortage_after_(options.shortage_after) {
   set_handlers();
 }
 
@@ -193,11 +195,20 @@ Status Service::drop_stripe(std::uint64_t stripe) {
   return Error{Code::not_found, 0, "no stripe " + std::to_string(stripe)};
 }
 
-void Service::log_shortage() {
-  if (index_.placements().nodes() == 0) return;
+void Service::watch_shortage() {
+  if (index_.placements().empty()) return;
   std::string shortage = index_.placements().shortage();
+  if (shortage.empty()) {
+    short_since_.reset();
+  } else {
+    const Instant now = loop_.monotonic_now();
+    if (!short_since_) short_since_ = now;
+    if (now - *short_since_ < shortage_after_) return;
+  }
   if (shortage == shortage_) return;
   shortage_ = std::move(shortage);
+  unwritten_ = index_.placements().unwritten();
+  if (tell_degraded_) tell_degraded_(unwritten_);
   if (shortage_.empty()) {
     log_info("meta", "enough store nodes", {{"nodes", index_.placements().nodes()}});
   } else {
@@ -313,6 +324,8 @@ void Service::set_handlers() {
       const directory::Index::Counters& c = index_.counters();
       log_info("meta", "inventory complete",
                {{"store", from->instance}, {"stripes", index_.stripes()}, {"adopted", c.stripes_adopted}});
+      // Whoever has waited for the store to be there looks at once.
+      watch_shortage();
     }
     answer(in, *ack);
   });
@@ -525,7 +538,7 @@ void Service::tick() {
   for (auto& [instance, waiting] : waiting_) {
     if (!waiting.writing) write(waiting);
   }
-  log_shortage();
+  watch_shortage();
   log_over_quota();
   std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
 }

@@ -50,6 +50,10 @@ class Service {
     // Called once a second (product time) while the loop has nothing to do or has moved since.
     std::function<void()> directory_beat{};
     std::function<void()> catalogue_beat{};
+    // Told what is not written for want of store nodes, and with "" that all is again.
+    std::function<void(const std::string&)> degraded{};
+    // Stores that are away for less, as those that start anew are, are no news.
+    Duration shortage_after = seconds(10);
     std::map<std::uint64_t, std::string> tenant_names{};  // those of the configuration, by number
   };
   struct Counters {
@@ -90,6 +94,8 @@ class Service {
   [[nodiscard]] const std::map<std::uint64_t, std::string>& tenant_names() const { return tenant_names_; }
   [[nodiscard]] bool connected(std::uint32_t id) const { return endpoint_.up(id); }
   [[nodiscard]] const Counters& counters() const { return counters_; }
+  // What is not written for want of store nodes, in words.
+  [[nodiscard]] const std::string& degraded() const { return unwritten_; }
   // Registrations that wait for the catalogue.
   [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
 
@@ -132,7 +138,7 @@ class Service {
   void beat();
   void step_index();
   void rearm();
-  void log_shortage();
+  void watch_shortage();
   void log_over_quota();
   [[nodiscard]] std::optional<directory::Holder> holder(const net::Incoming& in) const;
   template <class M>
@@ -153,7 +159,9 @@ class Service {
   std::map<std::string, Waiting> waiting_;  // by instance name
   bool catalogue_refuses_ = false;          // the last row
   Counters counters_;
-  std::string shortage_;  // of nodes, as it was logged last
+  std::string shortage_;   // of nodes, as it was logged last
+  std::string unwritten_;  // of it, what was told as degraded
+  std::optional<Instant> short_since_;
   std::map<std::uint64_t, std::string> tenant_names_;
   // Of a configured tenant: what the log has heard of, and when.
   struct ToldOfTenant {
@@ -169,6 +177,8 @@ class Service {
   loop::Timer beat_;
   const std::function<void()> directory_beat_;
   const std::function<void()> catalogue_beat_;
+  const std::function<void(const std::string&)> tell_degraded_;
+  const Duration shortage_after_;
   std::uint64_t transactions_seen_ = 0;
   std::list<std::unique_ptr<loop::Timer>> delayed_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

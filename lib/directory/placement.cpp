@@ -352,15 +352,38 @@ std::optional<Target> Placements::substitute(std::uint64_t stripe, std::span<con
   return best_ones[fill_of(second) < fill_of(first) ? second : first];
 }
 
+std::size_t Placements::nodes_usable() const {
+  std::set<std::uint32_t> nodes;
+  for (const auto& [target, known] : targets_) {
+    if (known.state.usable) nodes.insert(target.store);
+  }
+  return nodes.size();
+}
+
+std::string Placements::unwritten() const {
+  const std::uint32_t width = options_.geometry.columns();
+  const std::size_t known = nodes();
+  const std::size_t usable = nodes_usable();
+  const bool none = known < width && !options_.lab;  // there are no records
+  // What is short of no more than its parity is written without it.
+  if (usable < (options_.lab ? 1 : options_.geometry.data_columns)) {
+    if (none || usable == 0) return lack() + ": nothing is written to the store";
+    return lack() + ": stripes of more than " + std::to_string(usable) +
+           " pages are not written to the store";
+  }
+  if (!none) return {};
+  return options_.geometry.text() + " wants " + std::to_string(width) + " store nodes, " +
+         std::to_string(known) + " are known: nothing is written to the store";
+}
+
 std::string Placements::shortage() const {
+  if (std::string text = unwritten(); !text.empty()) return text;
   const std::uint32_t width = options_.geometry.columns();
   const std::size_t known = nodes();
   const std::string text = options_.geometry.text();
   if (known < width) {
-    const std::string head =
-        text + " wants " + std::to_string(width) + " store nodes, " + std::to_string(known) + " are known";
-    if (!options_.lab) return head + ": nothing is written to the store";
-    return head + ": several columns of a stripe share a node (store.lab)";
+    return text + " wants " + std::to_string(width) + " store nodes, " + std::to_string(known) +
+           " are known: several columns of a stripe share a node (store.lab)";
   }
   if (options_.geometry.parity_columns == 0) return {};
   std::set<std::string> racks;
@@ -377,14 +400,11 @@ std::string Placements::shortage() const {
 }
 
 std::string Placements::lack() const {
-  std::set<std::uint32_t> nodes;
-  for (const auto& [target, known] : targets_) {
-    if (known.state.usable) nodes.insert(target.store);
-  }
+  const std::size_t usable = nodes_usable();
   const std::uint32_t width = options_.geometry.columns();
-  if (nodes.size() >= (options_.lab ? 1 : width)) return {};
+  if (usable >= (options_.lab ? 1 : width)) return {};
   return options_.geometry.text() + " wants " + std::to_string(width) + " store nodes, " +
-         std::to_string(nodes.size()) + " take columns";
+         std::to_string(usable) + " take columns";
 }
 
 }  // namespace di::directory

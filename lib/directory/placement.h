@@ -110,9 +110,12 @@ class Placements {
   [[nodiscard]] std::optional<Target> substitute(std::uint64_t stripe, std::span<const Target> others,
                                                  std::span<const Target> not_these) const;
 
-  // What the nodes known by now cannot give, in words; empty when nothing is missing.
+  // What the nodes cannot give, in words; empty when nothing is missing: unwritten(), or what is not as safe as it
+  // should be.
   [[nodiscard]] std::string shortage() const;
-  // The same of the nodes that take columns now: what of a whole stripe has no place until others do.
+  // What is not written at all, for want of nodes that are known or take columns now.
+  [[nodiscard]] std::string unwritten() const;
+  // What of a whole stripe has no place until other nodes take columns.
   [[nodiscard]] std::string lack() const;
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] bool usable(Target target) const;
@@ -120,7 +123,8 @@ class Placements {
   [[nodiscard]] std::uint64_t bytes_total(Target target) const;
   // Of the columns there.
   [[nodiscard]] std::uint64_t bytes(Target target) const;
-  [[nodiscard]] std::size_t nodes() const;  // known
+  [[nodiscard]] std::size_t nodes() const;                       // known
+  [[nodiscard]] bool empty() const { return targets_.empty(); }  // no node was ever known
   [[nodiscard]] const std::vector<Record>& records() const { return records_; }
   [[nodiscard]] std::size_t generations() const { return generations_; }  // substitutions in records
   // Columns that went elsewhere because their target is new.
@@ -150,6 +154,7 @@ class Placements {
   [[nodiscard]] std::optional<Target> best(std::span<const Target> candidates,
                                            std::span<const Target> members) const;
   [[nodiscard]] std::uint32_t shared(Target a, Target b) const;
+  [[nodiscard]] std::size_t nodes_usable() const;
   [[nodiscard]] std::uint64_t fill(const Known& known) const;
 
   Options options_;

@@ -112,6 +112,37 @@ TEST(Placements, NoNodeHasMoreColumnsThanTheCodeCanLose) {
   EXPECT_NE(lab.shortage().find("share a node"), std::string::npos);
 }
 
+// Three of twelve stores went, and nobody heard that nothing was written any more.
+TEST(Placements, WhatCannotBeWrittenIsSaidAsLongAsNodesTakeNoColumns) {
+  const Geometry geometry{4, 2};
+  const auto set = [](Placements& placements, std::uint32_t node, bool usable) {
+    placements.set({node, 0}, {{"h" + std::to_string(node), "", ""}, usable, 0});
+  };
+  Placements placements = made(geometry, 6);
+  set(placements, 1, false);
+  set(placements, 2, false);
+  EXPECT_TRUE(placements.choose(1, whole(geometry), start)) << "without its parity";
+  EXPECT_EQ(placements.unwritten(), "");
+  EXPECT_EQ(placements.shortage(), "");
+  set(placements, 3, false);
+  EXPECT_FALSE(placements.choose(2, whole(geometry), start));
+  EXPECT_EQ(
+      placements.unwritten(),
+      "4+2 wants 6 store nodes, 3 take columns: stripes of more than 3 pages are not written to the store");
+  EXPECT_EQ(placements.shortage(), placements.unwritten());
+  set(placements, 1, true);
+  EXPECT_TRUE(placements.choose(3, whole(geometry), start));
+  EXPECT_EQ(placements.unwritten(), "");
+  for (std::uint32_t node = 0; node < 6; ++node) set(placements, node, false);
+  EXPECT_EQ(placements.unwritten(),
+            "4+2 wants 6 store nodes, 0 take columns: nothing is written to the store");
+
+  Placements lab = made(geometry, 2, 2, 0, true);
+  EXPECT_TRUE(lab.choose(1, whole(geometry), start));
+  EXPECT_EQ(lab.unwritten(), "") << "as it was asked for";
+  EXPECT_NE(lab.shortage(), "");
+}
+
 TEST(Placements, PairsAreSharedAboutEqually) {
   Placements placements = made({10, 2}, 24);
   ASSERT_TRUE(placements.choose(1, whole({10, 2}), start));

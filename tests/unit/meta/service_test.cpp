@@ -34,6 +34,8 @@ struct Directory {
     options.index.reconcile = reconcile;
     options.directory_beat = [this] { ++directory_beats; };
     options.catalogue_beat = [this] { ++catalogue_beats; };
+    options.degraded = [this](const std::string& what) { degraded.push_back(what); };
+    options.shortage_after = Duration{0};
     options.index.tenants[7] = {.quota_bytes = 8192};
     options.tenant_names[7] = "lab";
     auto made = Service::create(loop, endpoint, *catalogue, options);
@@ -54,6 +56,7 @@ struct Directory {
   std::unique_ptr<Service> service;
   int directory_beats = 0;
   int catalogue_beats = 0;
+  std::vector<std::string> degraded;  // as it was told
 };
 
 // Any other instance.
@@ -314,6 +317,31 @@ TEST_F(ServiceTest, APutAboveItsTenantsQuotaIsAnsweredSo) {
   const kv::Evictor::TenantRow lab = directory->service->index().evictor().tenant(7);
   EXPECT_EQ(lab.refused, 1U);
   EXPECT_EQ(lab.bytes, 4096U);
+}
+
+TEST_F(ServiceTest, WhatIsNotWrittenForWantOfStoresIsToldOnceAndOnceMoreWhenItIsOver) {
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  ASSERT_TRUE(until([&] { return store->ack.has_value(); }));
+  EXPECT_TRUE(directory->degraded.empty());
+  store.reset();  // the process is killed
+  ASSERT_TRUE(until([&] { return !directory->degraded.empty(); }));
+  const std::string without = "1+0 wants 1 store nodes, 0 take columns: nothing is written to the store";
+  EXPECT_EQ(directory->degraded, std::vector<std::string>{without});
+  EXPECT_EQ(directory->service->degraded(), without);
+  store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  ASSERT_TRUE(until([&] { return store->ack.has_value(); }));
+  EXPECT_EQ(directory->degraded, (std::vector<std::string>{without, ""}));
+  EXPECT_EQ(directory->service->degraded(), "");
+
+  // One that is being emptied takes no columns either.
+  ASSERT_TRUE(store_leaves("di-kvd.store0", true));
+  ASSERT_TRUE(until([&] { return directory->degraded.size() == 3; }));
+  EXPECT_EQ(directory->degraded.back(), without);
+  ASSERT_TRUE(store_leaves("di-kvd.store0", false));
+  ASSERT_TRUE(until([&] { return directory->degraded.size() == 4; }));
+  EXPECT_EQ(directory->degraded.back(), "");
 }
 
 TEST_F(ServiceTest, LossFreesWhatTheHolderHad) {
