@@ -211,8 +211,8 @@ class Source {
   // `what` begins the error.  Errors: busy when there are no descriptors left for it.
   static Result<std::unique_ptr<Source>> make(loop::Loop& loop, void* context, int type, std::uint64_t number,
                                               Handlers handlers, const std::string& what) {
-    std::unique_ptr<Source> source(new Source(loop, std::move(handlers)));
-    if (!source->open(context, type, number)) return zmq_error(what);
+    std::unique_ptr<Source> source(new Source(loop, type, std::move(handlers)));
+    if (!source->open(context, number)) return zmq_error(what);
     return source;
   }
 
@@ -258,22 +258,28 @@ class Source {
       }
       receive();
       if (!*alive) return;
+      if (broken_ && all_before_taken_) {
+        post_drain();
+        break;
+      }
     }
     if (!broken_) return;
     broken_ = false;
+    taken_since_.clear();
+    all_before_taken_ = false;
     post_drain_monitor();
     if (handlers_.broken) handlers_.broken();
   }
 
  private:
-  Source(loop::Loop& loop, Handlers handlers)
-      : loop_(loop), handlers_(std::move(handlers)), alive_(std::make_shared<bool>(true)) {}
+  Source(loop::Loop& loop, int type, Handlers handlers)
+      : loop_(loop), type_(type), handlers_(std::move(handlers)), alive_(std::make_shared<bool>(true)) {}
 
   // False: zmq_errno() says why.
-  bool open(void* context, int type, std::uint64_t number) {
-    socket_ = zmq_socket(context, type);
+  bool open(void* context, std::uint64_t number) {
+    socket_ = zmq_socket(context, type_);
     if (socket_ == nullptr) return false;
-    set_options(socket_, type);
+    set_options(socket_, type_);
     const std::string address = "inproc://monitor." + std::to_string(number);
     if (zmq_socket_monitor(
             socket_, address.c_str(),
@@ -353,7 +359,17 @@ class Source {
       }
       if (!part.more()) break;
     }
+    if (broken_) count_taken(views[0]);
     if (whole) handlers_.message(views, parts[views.size() - 1]);
+  }
+
+  // The library takes from its connections by turns, and none had more than transport_queue_max waiting: when one
+  // has had so many turns since, so has the one that broke, or it had less.
+  void count_taken(ByteView first) {
+    const std::string from(type_ == ZMQ_ROUTER ? as_text(first) : std::string_view());
+    if (++taken_since_[from] > transport_queue_max || taken_since_.size() > incoming_max) {
+      all_before_taken_ = true;
+    }
   }
 
   void drain_monitor() {
@@ -385,6 +401,7 @@ class Source {
   }
 
   loop::Loop& loop_;
+  const int type_;
   const Handlers handlers_;
   std::shared_ptr<bool> alive_;
   void* socket_ = nullptr;
@@ -393,6 +410,8 @@ class Source {
   std::unique_ptr<loop::Watch> monitor_watch_;
   bool drain_posted_ = false;
   bool broken_ = false;  // a connection is, and the handler hears of it when all that came has been taken
+  std::map<std::string, int> taken_since_;  // messages of each connection since one broke; incoming_max
+  bool all_before_taken_ = false;           // what had come by then: others may send without a pause
 };
 
 class ZmqTransport final : public Transport {

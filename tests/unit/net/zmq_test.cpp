@@ -116,6 +116,44 @@ TEST_F(ZmqTest, EverythingThatACallerSaidIsHeardBeforeItsEnd) {
   EXPECT_EQ(ends, 1);
 }
 
+// The news waited for the moment in which there was nothing to take.
+TEST_F(ZmqTest, EndOfACallerIsHeardBesideOneThatSendsWithoutAPause) {
+  ZmqNet net;
+  const auto ours = net.make(loop);
+  void* context = zmq_ctx_new();
+  void* busy = zmq_socket(context, ZMQ_DEALER);
+  const int unlimited = 0;
+  ASSERT_EQ(zmq_setsockopt(busy, ZMQ_SNDHWM, &unlimited, sizeof unlimited), 0);
+  int received = 0;
+  int ends = 0;
+  bool heard_of_quiet = false;
+  ours->set_events({.message =
+                        [&](ConnectionId, std::span<const ByteView> frames) {
+                          ++received;
+                          if (as_text(frames[0]) == "quiet") heard_of_quiet = true;
+                        },
+                    .connected = {},
+                    .disconnected = [&](ConnectionId) { ++ends; }});
+  ASSERT_TRUE(ours->bind(net.address("s")).ok());
+  void* other_context = zmq_ctx_new();
+  void* quiet = zmq_socket(other_context, ZMQ_DEALER);
+  ASSERT_EQ(zmq_connect(quiet, net.address("s").c_str()), 0);
+  ASSERT_EQ(zmq_send(quiet, "quiet", 5, 0), 5);
+  ASSERT_TRUE(loop.run_until([&] { return heard_of_quiet; }, patience));
+  ASSERT_EQ(zmq_connect(busy, net.address("s").c_str()), 0);
+  for (int i = 0; i < 30 * transport_queue_max; ++i) ASSERT_EQ(zmq_send(busy, "on", 2, 0), 2);
+  ASSERT_TRUE(loop.run_until([&] { return received > transport_queue_max; }, patience));
+  zmq_close(quiet);
+  zmq_ctx_term(other_context);
+  received = 0;
+  EXPECT_TRUE(loop.run_until([&] { return ends > 0 || received > 20 * transport_queue_max; }, patience));
+  EXPECT_EQ(ends, 1) << received << " messages later";
+  const int linger = 0;
+  zmq_setsockopt(busy, ZMQ_LINGER, &linger, sizeof linger);
+  zmq_close(busy);
+  zmq_ctx_term(context);
+}
+
 TEST_F(ZmqTest, AddressThatIsNoneIsInvalid) {
   const auto transport = make_zmq_transport(loop);
   EXPECT_EQ(transport->connect("nonsense").error().code, Code::invalid);
