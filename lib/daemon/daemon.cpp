@@ -48,6 +48,23 @@ Status check_endpoint(const std::string& address) {
   return Error{Code::invalid, 0, "'" + address + "' is no address: want tcp://HOST:PORT or ipc://PATH"};
 }
 
+// Every address of this machine: nothing that another one could connect to.
+bool is_wildcard(std::string_view address) {
+  return address.starts_with("tcp://0.0.0.0:") || address.starts_with("tcp://[::]:");
+}
+
+bool has_port_zero(std::string_view address) {
+  return address.starts_with("tcp://") && address.ends_with(":0");
+}
+
+// What nobody can connect to is told to nobody.
+Status check_advertise(const std::string& address) {
+  DI_TRY(check_endpoint(has_port_zero(address) ? address.substr(0, address.size() - 1) + "1" : address));
+  if (is_wildcard(address))
+    return Error{Code::invalid, 0, address + ": every address of this machine says nothing to others"};
+  return {};
+}
+
 // The soft limit is 1,024 in many shells.  Without a descriptor connections wait, but for one kind: libzmq 4.3.4 ends
 // the process when it cannot accept one on ipc.
 void raise_descriptor_limit() {
@@ -189,7 +206,7 @@ void common_params(config::Params& params, CommonConfig& common, std::string_vie
   params.string("net.bind", common.net_bind,
                 {.help = "where other instances connect; empty: ipc://RUNDIR/INSTANCE.sock"});
   params.string("net.advertise", common.net_advertise,
-                {.help = "the address others are told; empty: what was bound"});
+                {.check = check_advertise, .help = "the address others are told; empty: what was bound"});
   params.string(
       "net.secret_key", common.net_secret_key,
       {.path = true,
@@ -680,11 +697,15 @@ Result<std::string> Daemon::listen() {
   std::string advertise = common.net_advertise;
   if (advertise.empty()) {
     advertise = *bound;
-    if (advertise.starts_with("tcp://0.0.0.0:") || advertise.starts_with("tcp://[::]:")) {
+    if (is_wildcard(advertise)) {
       return Error{Code::invalid, 0,
                    "net.bind = \"" + address + "\" says nothing to others: set net.advertise"};
     }
-  } else if (advertise.ends_with(":0")) {
+  } else if (has_port_zero(advertise)) {
+    if (net::is_ipc(*bound)) {
+      return Error{Code::invalid, 0,
+                   "net.advertise = \"" + advertise + "\": net.bind has no port to put in place of 0"};
+    }
     advertise = advertise.substr(0, advertise.size() - 1) + port_of(*bound);
   }
   impl_->bound = advertise;

@@ -457,12 +457,25 @@ TEST_F(DaemonTest, NamesAndAddressesThatCannotServeAreFoundByTheCheck) {
       {"net.host=rack 7", "want at most 64 letters"},
       {"net.rack=r/7", "want at most 64 letters"},
       {"net.zone=" + std::string(65, 'z'), "want at most 64 letters"},
+      {"net.advertise=10.0.0.5:7000", "'10.0.0.5:7000' is no address: want tcp://HOST:PORT or ipc://PATH"},
+      {"net.advertise=nonsense", "is no address"},
+      {"net.advertise=tcp://*:0", "is no address"},
+      {"net.advertise=tcp://0.0.0.0:7000", "every address of this machine says nothing to others"},
+      {"net.advertise=tcp://[::]:0", "every address of this machine says nothing to others"},
       {"meta.endpoint=10.0.0.1:7400", "'10.0.0.1:7400' is no address: want tcp://HOST:PORT or ipc://PATH"}};
   for (const auto& [row, why] : wrong) {
     EXPECT_EQ(run({"-n", "-o", row}, false), exit_config) << row;
     EXPECT_NE(read("err").find(why), std::string::npos) << row << ": " << read("err");
     std::filesystem::remove(folder + "/err");
   }
+  for (const char* good :
+       {"tcp://10.0.0.5:0", "tcp://kv.lab.example:7000", "tcp://[::1]:0", "ipc://run/x:0", ""}) {
+    EXPECT_EQ(run({"-n", "-o", std::string("net.advertise=") + good}), exit_ok)
+        << good << ": " << read("err");
+  }
+  EXPECT_EQ(run({"-o", "net.advertise=tcp://10.0.0.5:0"}), exit_failure);
+  EXPECT_NE(read("err").find("net.bind has no port to put in place of 0"), std::string::npos) << read("err");
+  std::filesystem::remove(folder + "/err");
   EXPECT_EQ(run({"-n", "-o", "run.instance=di-probe.A-z_9", "-o", "net.host=a.b:7", "-o",
                  "meta.endpoint=ipc://run/m.sock"},
                 false),
