@@ -179,7 +179,8 @@ Status Service::forget(const std::string& instance, Done done) {
   }
   if (const auto forgotten = membership_.forget(instance)) {
     persister_->write({directory::RowGone{instance, forgotten->row.id, membership_.issued()}},
-                      [this, forgotten = *forgotten, done = std::move(done)](const Status& status) {
+                      [this, instance, forgotten = *forgotten, done = std::move(done)](const Status& status) {
+                        if (status) index_.store_forgotten(instance);
                         if (!status) membership_.restore(forgotten);
                         done(status);
                       });

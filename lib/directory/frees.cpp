@@ -6,10 +6,18 @@
 
 namespace di::directory {
 
-void Frees::schedule(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
-                     Instant at) {
+void Frees::schedule(const LeaseTable& leases, std::uint32_t store, std::uint64_t stripe,
+                     std::uint32_t column, std::uint64_t bytes, Instant at) {
   const Id id{store, stripe, column};
-  if (!pending_.emplace(id, Pending{at, bytes}).second) return;
+  const auto [known, fresh] = pending_.emplace(id, Pending{at, leases.next(), bytes});
+  if (!fresh) {
+    Pending& pending = known->second;
+    const bool armed = due_.erase({pending.at, id}) > 0;
+    pending.at = std::max(pending.at, at);
+    pending.before = leases.next();
+    if (armed) due_.emplace(pending.at, id);
+    return;
+  }
   bytes_[store] += bytes;
   if (ready_.contains(store)) due_.emplace(at, id);
 }
@@ -59,8 +67,8 @@ std::vector<Frees::Due> Frees::take(LeaseTable& leases, Instant now) {
     const Id id = due_.begin()->second;
     const auto at = pending_.find(id);
     due_.erase(due_.begin());
-    if (leases.holds(id.stripe)) {
-      leases.watch(id.stripe);
+    if (leases.holds(id.stripe, at->second.before)) {
+      leases.watch(id.stripe, at->second.before);
       held_[id.stripe].insert(id);
       continue;
     }

@@ -1,7 +1,7 @@
 // directory/frees.h: slots of stores that nothing in the directory names any more.
 //
 // Freeing is two-phase (I3 of spec/store.md): out of the directory first, then `kv_free` when the time has come
-// and no lease holds the stripe, which is when its last one ends.  What a store that is away has to free waits
+// and no lease holds the stripe that was taken before: later plans do not name the column.  What a store that is away has to free waits
 // until it is back and has told what it holds: a free that went before would be forgotten here when the store shows
 // what it had then.  An entry is one column of a stripe on one store, or all that the store has of it.
 //
@@ -23,9 +23,9 @@ class Frees {
  public:
   static constexpr std::uint32_t every_column = UINT32_MAX;
 
-  // A second one for the same column changes nothing.
-  void schedule(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
-                Instant at);
+  // Under `leases` as they are now.  Of two for the same column the later counts.
+  void schedule(const LeaseTable& leases, std::uint32_t store, std::uint64_t stripe, std::uint32_t column,
+                std::uint64_t bytes, Instant at);
   // It is there, and has told what it holds.
   void store_ready(std::uint32_t store, Instant now);
   void store_away(std::uint32_t store);
@@ -37,7 +37,7 @@ class Frees {
     std::uint64_t stripe = 0;
     std::uint32_t column = 0;
   };
-  // Takes out what is due and held by no lease; has the leases watch the rest of it.
+  // Takes out what is due and held by no lease of before; has the leases watch the rest of it.
   [[nodiscard]] std::vector<Due> take(LeaseTable& leases, Instant now);
   // Of what no lease keeps.
   [[nodiscard]] Instant next_due() const { return due_.empty() ? instant_never : due_.begin()->first; }
@@ -59,11 +59,13 @@ class Frees {
   };
   struct Pending {
     Instant at;
+    std::uint64_t before = 0;  // only leases below hold it
     std::uint64_t bytes = 0;
   };
   std::map<Id, Pending> pending_;
-  std::set<std::pair<Instant, Id>> due_;        // of stores that are ready
-  std::map<std::uint64_t, std::set<Id>> held_;  // by stripe: was due, and waits for the end of leases
+  std::set<std::pair<Instant, Id>> due_;  // of stores that are ready
+  std::map<std::uint64_t, std::set<Id>>
+      held_;  // by stripe: was due, and waits for the end of leases of before
   std::set<std::uint32_t> ready_;
   std::map<std::uint32_t, std::uint64_t> bytes_;
 };

@@ -237,6 +237,8 @@ class Index final : private BlockMap::Keys {
     std::uint64_t stripes = 0;  // dropped
   };
   Result<Given> store_gone(const std::string& instance, Instant now);
+  // Nobody knows a store of this name any more, unless it has come again meanwhile: nothing is to be freed there.
+  void store_forgotten(const std::string& instance);
   void volumes(const Holder& store, const wire::meta_volumes& message, Instant now);
   // Any instance is lost, whatever it was: its arena is forgotten, its store's data becomes
   // unavailable, its leases end, its open puts lapse.  Another generation than the present one: nothing.
@@ -428,6 +430,7 @@ class Index final : private BlockMap::Keys {
   }
   [[nodiscard]] Store* store_of(const Holder& holder, std::uint32_t* number = nullptr);
   void targets_changed(std::uint32_t number);
+  void end_wait_for_places();
   void add_bytes(Target target, std::uint64_t bytes);
   void remove_bytes(Target target, std::uint64_t bytes);
   [[nodiscard]] wire::Column wire_column(const StripeColumn& column) const;

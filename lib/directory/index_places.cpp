@@ -8,7 +8,18 @@ namespace di::directory {
 // ---- Places ------------------------------------------------------------------------------------
 
 bool Index::host_up(const Holder& host) {
-  return arenas_.host_up(host);
+  const bool first = arenas_.numbers().empty();
+  if (!arenas_.host_up(host)) return false;
+  if (first) end_wait_for_places();
+  return true;
+}
+
+// There may be a place now for repairs that wait for one, or somebody to make them.
+void Index::end_wait_for_places() {
+  repairs_.hurry();
+  if (!std::exchange(repairs_wait_for_places_, false)) return;
+  scan_after_ = 0;
+  scan_at_ = Instant{};
 }
 
 std::optional<std::uint32_t> Index::store_number(const std::string& instance, Instant now) {
@@ -95,6 +106,11 @@ Result<Index::Given> Index::store_gone(const std::string& instance, Instant now)
   return given;
 }
 
+void Index::store_forgotten(const std::string& instance) {
+  const auto at = store_numbers_.find(instance);
+  if (at != store_numbers_.end() && !stores_[at->second].up) frees_.store_gone(at->second);
+}
+
 void Index::volumes(const Holder& holder, const wire::meta_volumes& message, Instant now) {
   std::uint32_t number = 0;
   Store* store = store_of(holder, &number);
@@ -159,13 +175,7 @@ void Index::targets_changed(std::uint32_t number) {
     more = more || (usable && !placements_.usable(target));
     placements_.set(target, {store.labels, usable, state.bytes_total, state.spent});
   }
-  if (more) {  // there may be a place now for what waits for one
-    repairs_.hurry();
-    if (std::exchange(repairs_wait_for_places_, false)) {
-      scan_after_ = 0;
-      scan_at_ = Instant{};
-    }
-  }
+  if (more) end_wait_for_places();
   capacity_changed();
 }
 

@@ -133,12 +133,12 @@ std::optional<wire::meta_inventory_ack> Index::inventory(const Holder& holder,
     // other stays until the stripe goes.
     if (good != nullptr && good->store == number) continue;
     if (has_other_column(number, shard.stripe, shard.column)) {
-      frees_.schedule(number, shard.stripe, shard.column, 0, std::max(now, frees_safe_at_));
+      frees_.schedule(leases_, number, shard.stripe, shard.column, 0, std::max(now, frees_safe_at_));
     } else if (now >= frees_safe_at_ && !leases_.holds(shard.stripe)) {
       ++counters_.stripes_freed;
       answer.unknown.push_back(shard.stripe);
     } else {
-      frees_.schedule(number, shard.stripe, Frees::every_column, 0, std::max(now, frees_safe_at_));
+      frees_.schedule(leases_, number, shard.stripe, Frees::every_column, 0, std::max(now, frees_safe_at_));
     }
   }
   if (message.last) {
@@ -516,7 +516,9 @@ Index::RepairEnd Index::repaired(const Holder& host, const wire::meta_repaired& 
   }
   // As for a put: nobody else makes room, when nothing is put.  Which of several was refused is not said.
   for (const RepairQueue::Aim& aim : failed) {
-    if (message.code == wire_code(Code::no_space) && stores_[aim.target.store].up)
+    const bool answered = std::find(message.unanswered.begin(), message.unanswered.end(), aim.column) ==
+                          message.unanswered.end();
+    if (answered && message.code == wire_code(Code::no_space) && stores_[aim.target.store].up)
       make_room(aim.target.store, aim.bytes, now);
   }
   return end_repair(message, now);

@@ -215,7 +215,8 @@ void Index::abandon(const OpenPut& put, std::span<const std::uint32_t> failed, I
   }
   evictor_.remove(put.item);
   adopt_orphans(put.claims);
-  for (const auto& [store, sum] : bytes) frees_.schedule(store, put.id, Frees::every_column, sum, free_at);
+  for (const auto& [store, sum] : bytes)
+    frees_.schedule(leases_, store, put.id, Frees::every_column, sum, free_at);
 }
 
 // ---- Committed stripes -------------------------------------------------------------------------
@@ -328,7 +329,8 @@ void Index::drop(std::uint32_t slot, Instant free_at) {
     bytes[column.store] += stripe.column_bytes(column.column);
     column_remove(slot, column.column);
   }
-  for (const auto& [store, sum] : bytes) frees_.schedule(store, id, Frees::every_column, sum, free_at);
+  for (const auto& [store, sum] : bytes)
+    frees_.schedule(leases_, store, id, Frees::every_column, sum, free_at);
   const auto keys = stripe.keys();
   for (std::uint32_t block = 0; block < keys.size(); ++block) {
     blocks_.erase(keys[block], {slot, static_cast<std::uint16_t>(block), false});
@@ -361,8 +363,8 @@ bool Index::has_other_column(std::uint32_t store, std::uint64_t stripe, std::uin
 
 void Index::free_column(std::uint32_t store, std::uint64_t stripe, std::uint32_t column, std::uint64_t bytes,
                         Instant at) {
-  frees_.schedule(store, stripe, has_other_column(store, stripe, column) ? column : Frees::every_column,
-                  bytes, at);
+  frees_.schedule(leases_, store, stripe,
+                  has_other_column(store, stripe, column) ? column : Frees::every_column, bytes, at);
 }
 
 void Index::lose_column(std::uint32_t slot, std::uint32_t column, Instant now) {

@@ -10,7 +10,7 @@ std::uint64_t LeaseTable::take(const Holder& holder, const RequestId& request,
                                std::vector<std::uint64_t> stripes, Instant now) {
   if (leases_.size() >= options_.leases_max) return 0;
   const std::uint64_t number = next_++;
-  for (const std::uint64_t stripe : stripes) ++held_[stripe].leases;
+  for (const std::uint64_t stripe : stripes) held_[stripe].leases.push_back(number);
   const Instant expires = now + options_.ttl;
   leases_.emplace(number, Lease{holder, request, std::move(stripes), expires, now + options_.cap});
   due_.emplace(expires, number);
@@ -46,10 +46,15 @@ std::size_t LeaseTable::release_holder(const Holder& holder) {
   return ended;
 }
 
-void LeaseTable::watch(std::uint64_t stripe) {
+bool LeaseTable::holds(std::uint64_t stripe, std::uint64_t before) const {
   const auto held = held_.find(stripe);
-  DI_ASSERT(held != held_.end());
-  held->second.watched = true;
+  return held != held_.end() && held->second.leases.front() < before;
+}
+
+void LeaseTable::watch(std::uint64_t stripe, std::uint64_t before) {
+  DI_ASSERT(holds(stripe, before));
+  Hold& held = held_.at(stripe);
+  held.watched = std::min(held.watched, before);
 }
 
 std::size_t LeaseTable::expire(Instant now) {
@@ -66,10 +71,16 @@ std::size_t LeaseTable::expire(Instant now) {
 LeaseTable::Leases::iterator LeaseTable::end(Leases::iterator at) {
   for (const std::uint64_t stripe : at->second.stripes) {
     const auto held = held_.find(stripe);
-    DI_ASSERT(held != held_.end() && held->second.leases > 0);
-    if (--held->second.leases > 0) continue;
-    if (held->second.watched) let_go_.push_back(stripe);
-    held_.erase(held);
+    DI_ASSERT(held != held_.end());
+    Hold& hold = held->second;
+    const auto mine = std::lower_bound(hold.leases.begin(), hold.leases.end(), at->first);
+    DI_ASSERT(mine != hold.leases.end() && *mine == at->first);
+    hold.leases.erase(mine);
+    if (hold.watched != UINT64_MAX && (hold.leases.empty() || hold.leases.front() >= hold.watched)) {
+      let_go_.push_back(stripe);
+      hold.watched = UINT64_MAX;
+    }
+    if (hold.leases.empty()) held_.erase(held);
   }
   due_.erase({at->second.expires, at->first});
   return leases_.erase(at);

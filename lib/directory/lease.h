@@ -3,7 +3,8 @@
 // A plan takes one lease over its stripes, bound to the request and to the holder (instance and
 // generation) that asked.  It lives `ttl` unless renewed, never longer than `cap`, and ends with its
 // holder.  While a stripe is held it is not freed on its store, so no slot is written again under a
-// reader; whoever waits to free it has it watched, and hears when the last lease over it has ended.
+// reader; whoever waits to free it has it watched, and hears when the last lease over it that is older than the wait
+// has ended: numbers are counted up, and a later plan names nothing that is to be freed.
 // Pure: time is given; it is the monotonic clock's (path.md section 1).
 //
 // Owner: the directory's thread.  Bound: Options::leases_max leases, each over at most the stripes of
@@ -60,9 +61,13 @@ class LeaseTable {
   std::size_t expire(Instant now);
 
   [[nodiscard]] bool holds(std::uint64_t stripe) const { return held_.contains(stripe); }
-  // One that is held (asserted).
-  void watch(std::uint64_t stripe);
-  // Those of the watched that nothing holds any more, each once.
+  // By a lease with a number below `before`.
+  [[nodiscard]] bool holds(std::uint64_t stripe, std::uint64_t before) const;
+  // Larger than the number of every lease so far.
+  [[nodiscard]] std::uint64_t next() const { return next_; }
+  // One that is held by such a lease (asserted).
+  void watch(std::uint64_t stripe, std::uint64_t before);
+  // Those of the watched that no such lease holds any more, by the lowest `before`, each once.
   [[nodiscard]] std::vector<std::uint64_t> take_let_go() { return std::exchange(let_go_, {}); }
   [[nodiscard]] std::size_t count() const { return leases_.size(); }
   // At once when take_let_go() has something.
@@ -89,8 +94,8 @@ class LeaseTable {
   Leases leases_;
   std::set<std::pair<Instant, std::uint64_t>> due_;
   struct Hold {
-    std::uint32_t leases = 0;
-    bool watched = false;
+    std::vector<std::uint64_t> leases;   // as they came: in order
+    std::uint64_t watched = UINT64_MAX;  // the lowest `before`
   };
   std::unordered_map<std::uint64_t, Hold> held_;  // by stripe; never iterated
   std::vector<std::uint64_t> let_go_;

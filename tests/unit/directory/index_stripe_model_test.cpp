@@ -420,7 +420,11 @@ class World {
     Store& store = stores_.at(name);
     ASSERT_TRUE(store.up);
     for (const auto& [lease, held] : leases_) {
-      ASSERT_FALSE(held.expires > now_ && held.stripes.contains(stripe)) << "freed under a lease";
+      if (held.expires <= now_) continue;
+      for (const auto& [id, there] : held.columns) {
+        ASSERT_FALSE(id == stripe && there.instance == name && (!column || there.column == *column))
+            << "freed under a lease";
+      }
     }
     // Nothing that a plan may name.
     for (const wire::Column& there : columns_known(stripe)) {
@@ -510,7 +514,10 @@ class World {
     if (rng_.chance(0.5)) {
       index_->release({host->first, host->second}, {{planned.lease}});
     } else {
-      leases_[planned.lease] = {host->first, now_ + lease_ttl, stripes};
+      Lease& lease = leases_[planned.lease] = {host->first, now_ + lease_ttl, {}};
+      for (const wire::PlannedStripe& stripe : planned.stripes) {
+        for (const wire::Column& column : stripe.columns) lease.columns.emplace_back(stripe.stripe, column);
+      }
     }
   }
   // No committed stripe with this key that the directory shows as whole may be refused.
@@ -523,7 +530,7 @@ class World {
   struct Lease {
     std::string host;
     Instant expires;
-    std::set<std::uint64_t> stripes;
+    std::vector<std::pair<std::uint64_t, wire::Column>> columns;  // that the plan names, with their stripes
   };
 
   Rng rng_;

@@ -382,6 +382,88 @@ TEST_F(StripeTest, StoreThatIsGivenUpTakesAlongWhatHasTooLittleElsewhereUntilItC
   EXPECT_EQ(index->pending_frees(), 0U);
 }
 
+// Readers of a stripe that overlap for ever would keep the place of its column from being free: its repair may have no
+// other.
+TEST_F(StripeTest, WhatWasLostIsFreedWhenTheReadersOfBeforeHaveEnded) {
+  const auto opened = put(1, 0, 4);
+  ASSERT_EQ(opened.columns.size(), 6U);  // on every store there is
+  std::uint64_t lease = plan(1, 0, 8).lease;
+  failed(opened.stripe, opened.columns[0], Code::corrupt, 1);
+  step(1);
+  EXPECT_TRUE(index->repairs(at_s(1)).empty());
+  const std::uint64_t next = plan(1, 0, 8).lease;
+  index->release(host0, {{lease}});
+  lease = next;
+  step(2);
+  index->test_check();
+  EXPECT_EQ(index->pending_frees(), 0U);
+  const auto repairs = index->repairs(at_s(20));
+  ASSERT_EQ(repairs.size(), 1U);
+  EXPECT_EQ(repairs[0].message.targets, (std::vector<wire::Column>{opened.columns[0]}));
+  finish(repairs[0], 20);
+  index->release(host0, {{lease}});
+}
+
+// A store that did not answer refused nothing: no stripe has to go for it.
+TEST_F(StripeTest, RoomIsMadeWhereARepairWasRefused) {
+  for (const bool answered : {false, true}) {
+    start(8, {.placement = {{4, 2}, false}});
+    std::vector<wire::meta_put_opened> opened;
+    for (int chain = 1; chain <= 20; ++chain) opened.push_back(put(chain, 0, 4));
+    failed(opened[0].stripe, opened[0].columns[0], Code::not_found, 2);
+    step(2);
+    const auto repairs = index->repairs(at_s(2));
+    ASSERT_EQ(repairs.size(), 1U);
+    const std::uint16_t column = repairs[0].message.targets.at(0).column;
+    wire::meta_repaired answer{opened[0].stripe, code_of(Code::no_space), {}, {}};
+    if (!answered) answer.unanswered.push_back(column);
+    index->repaired(repairs[0].host, answer, at_s(3));
+    EXPECT_EQ(index->counters().stripes_evicted > 0, answered);
+  }
+}
+
+TEST_F(StripeTest, ForgottenStoreHasNothingToFree) {
+  start(7, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});
+  const auto opened = put(1, 0, 4);
+  const int gone = number_of(opened.columns[0]);
+  index->lost(store(gone), at_s(2));
+  step(62);
+  for (const Index::Repair& repair : index->repairs(at_s(62))) finish(repair, 63);
+  EXPECT_EQ(index->pending_frees(), 1U);
+  index->store_forgotten("di-kvd.nobody");
+  index->store_forgotten(store(number_of(opened.columns[1])).instance);  // it is up
+  EXPECT_EQ(index->pending_frees(), 1U);
+  index->store_forgotten(store(gone).instance);
+  EXPECT_EQ(index->pending_frees(), 0U);
+  // It comes all the same.
+  comes(gone, 130, 2);
+  step(131);
+  EXPECT_TRUE(disks[store(gone).instance].empty());
+}
+
+// What waits beyond half of the queue is looked at again without a pause, too.
+TEST_F(StripeTest, FirstHostStartsWhatWaitedForOne) {
+  start(8, {.placement = {{4, 2}, false}, .repairs = {.waiting_max = 2}});
+  index->lost(host0, at_s(1));
+  std::vector<wire::meta_put_opened> opened;
+  for (int chain = 1; chain <= 2; ++chain) {
+    const auto offered = pages(chain, 0, 4);
+    opened.push_back(open(offered, 1, host1));
+    ASSERT_EQ(write(opened.back(), offered, {}, 1, host1), 0);
+  }
+  index->lost(host1, at_s(2));
+  for (const auto& put : opened) failed(put.stripe, put.columns[0], Code::not_found, 3);
+  step(3);
+  EXPECT_TRUE(index->repairs(at_s(3)).empty());
+  EXPECT_EQ(index->repair_queue().waiting(), 1U) << "the other is looked at again";
+  ASSERT_TRUE(index->host_up(host1));
+  EXPECT_LE(index->next_due(), at_s(4));
+  step(4);
+  std::size_t started = 0;
+  for (int s = 4; s < 6; ++s) started += index->repairs(at_s(s)).size();
+  EXPECT_EQ(started, 2U);
+}
+
 // G02: a store that is away for a moment causes no work.
 TEST_F(StripeTest, RepairOfAStoreThatCameBackInTimeIsDropped) {
   start(8, {.placement = {{4, 2}, false}, .repair_after = seconds(60)});

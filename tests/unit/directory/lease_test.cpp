@@ -62,7 +62,7 @@ TEST(Lease, WhatIsWatchedIsToldWhenItsLastLeaseEnds) {
   LeaseTable table({});
   const std::uint64_t first = table.take(host0, request, {7, 8}, at_s(0));
   static_cast<void>(table.take(host1, request, {7}, at_s(5)));
-  table.watch(7);
+  table.watch(7, table.next());
   table.release(host0, first);
   EXPECT_TRUE(table.take_let_go().empty());
   EXPECT_EQ(table.next_due(), at_s(15));
@@ -73,6 +73,25 @@ TEST(Lease, WhatIsWatchedIsToldWhenItsLastLeaseEnds) {
   // Watched once, told once.
   table.release(host0, table.take(host0, request, {7}, at_s(16)));
   EXPECT_TRUE(table.take_let_go().empty());
+}
+
+TEST(Lease, OnlyLeasesOfBeforeKeepWhatIsWatched) {
+  LeaseTable table({});
+  const std::uint64_t first = table.take(host0, request, {7, 7}, at_s(0));
+  const std::uint64_t before = table.next();
+  const std::uint64_t second = table.take(host0, request, {7}, at_s(0));
+  EXPECT_FALSE(table.holds(7, first));
+  EXPECT_TRUE(table.holds(7, before));
+  table.watch(7, table.next());  // by somebody who waits for the second, too
+  table.watch(7, before);
+  table.release(host0, first);
+  EXPECT_EQ(table.take_let_go(), std::vector<std::uint64_t>{7});
+  EXPECT_FALSE(table.holds(7, before));
+  EXPECT_TRUE(table.holds(7));
+  table.watch(7, table.next());
+  table.release(host0, second);
+  EXPECT_EQ(table.take_let_go(), std::vector<std::uint64_t>{7});
+  EXPECT_FALSE(table.holds(7));
 }
 
 TEST(Lease, LossOfTheHolderFreesOnlyItsGeneration) {

@@ -741,6 +741,24 @@ TEST_F(ServiceTest, DrainOfAStoreOutlivesTheDirectory) {
   EXPECT_TRUE(directory->service->index().places().empty());
 }
 
+TEST_F(ServiceTest, AForgottenStoreTakesAlongWhatItHadToFree) {
+  auto host = enter("di-kvd.host0", "host");
+  auto store = enter("di-kvd.store0", "store");
+  store->ask(wire::meta_inventory{0, true, {}});
+  EXPECT_TRUE(until([&] { return store->ack.has_value(); }));
+  host->ask(wire::meta_put_open{Key{}, {page(4)}});
+  ASSERT_TRUE(until([&] { return host->opened.has_value(); }));
+  host->ask(wire::meta_put_commit{host->opened->stripe, {}, {}});
+  ASSERT_TRUE(until([&] { return host->committed.has_value(); }));
+  const std::uint64_t stripe = host->opened->stripe;
+  store.reset();
+  ASSERT_TRUE(until([&] { return directory->service->membership().away().contains("di-kvd.store0"); }));
+  ASSERT_TRUE(directory->service->drop_stripe(stripe));
+  EXPECT_EQ(directory->service->index().pending_frees(), 1U);
+  ASSERT_TRUE(forget("di-kvd.store0"));
+  EXPECT_EQ(directory->service->index().pending_frees(), 0U);
+}
+
 TEST_F(ServiceTest, AStoreThatIsAwayIsShownUntilItIsGivenUp) {
   auto host = enter("di-kvd.host0", "host");
   auto store = enter("di-kvd.store0", "store");
