@@ -461,6 +461,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now&
   } else {
     pages_.pin(claim.pins, slot);
     pages_.seal(message);
+    handovers_.page_sealed_for(holder, pages_.at(slot).place.bytes);
     if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse, now);
     handovers_.page_sealed(now);
   }

@@ -315,14 +315,11 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   if (message.keys.size() > limits_.keys_max) return refuse(Code::invalid);
   if (seat_names_.contains(seat_name)) return refuse(Code::exists);
   if (!pages_.has_layout()) return refuse(Code::busy);
-  std::uint32_t missing = 0;
-  for (const Key& key : message.keys) missing += pages_.has(key) ? 0 : 1;
-  const std::uint32_t page_blocks = pages_.layout().page_blocks();
-  std::uint64_t need = std::uint64_t{missing / page_blocks} * pages_.room_bytes(page_blocks);
-  if (missing % page_blocks != 0) need += pages_.room_bytes(missing % page_blocks);
-  if (message.tail_tokens > 0) need += pages_.room_bytes(1);
+  const std::uint64_t need = room_for(message.keys, message.tail_tokens > 0);
   if (need > pages_.bytes_total()) return refuse(Code::invalid);
-  if (reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable()) return refuse(Code::busy);
+  // Whose pages are all here waits for nobody: its seat is what lets go of them.
+  if (need > 0 && reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable())
+    return refuse(Code::busy);
   const Result<std::uint32_t> entry = entries_.take();
   if (!entry) return refuse(Code::busy);
   port_.entry_open(*entry);
@@ -339,8 +336,31 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   answer.entry = *entry;
   seats_.emplace(holder, std::move(seat));
   seat_names_.emplace(seat_name, holder);
+  seats_of_.emplace(Name{holder.request, holder.attempt}, holder);
   send(holder.client, scope, answer);
   return true;
+}
+
+std::uint64_t Handovers::room_for(const std::vector<Key>& keys, bool tail) const {
+  std::uint32_t missing = 0;
+  for (const Key& key : keys) missing += pages_.has(key) ? 0 : 1;
+  if (missing == 0) return 0;
+  const std::uint32_t page_blocks = pages_.layout().page_blocks();
+  std::uint64_t room = std::uint64_t{missing / page_blocks} * pages_.room_bytes(page_blocks);
+  if (missing % page_blocks != 0) room += pages_.room_bytes(missing % page_blocks);
+  if (tail) room += pages_.room_bytes(1);
+  return room;
+}
+
+void Handovers::need_less(Seat& seat, std::uint64_t bytes) {
+  const std::uint64_t room = std::min(seat.reserved_bytes, bytes);
+  seat.reserved_bytes -= room;
+  reserved_bytes_ -= room;
+}
+
+void Handovers::page_sealed_for(const Holder& holder, std::uint64_t bytes) {
+  const auto [first, last] = seats_of_.equal_range(Name{holder.request, holder.attempt});
+  for (auto seat = first; seat != last; ++seat) need_less(seats_.at(seat->second), bytes);
 }
 
 std::map<Holder, Handovers::Seat>::iterator Handovers::find_seat(const std::string& decode,
@@ -423,9 +443,7 @@ Result<std::vector<std::uint32_t>> Handovers::take(Seat& seat, std::span<const s
   for (const std::uint32_t slot : *slots) {
     pages_.pin(seat.pins, slot);
     pages_.peer_writes(slot, true);
-    const std::uint64_t room = std::min(seat.reserved_bytes, pages_.at(slot).place.bytes);
-    seat.reserved_bytes -= room;
-    reserved_bytes_ -= room;
+    need_less(seat, pages_.at(slot).place.bytes);
   }
   return slots;
 }
@@ -602,6 +620,8 @@ void Handovers::drop_seat(std::map<Holder, Seat>::iterator found) {
   entries_.give_back(seat.entry);
   reserved_bytes_ -= seat.reserved_bytes;
   seat_names_.erase({found->first.client.instance, seat.seat});
+  const auto [first, last] = seats_of_.equal_range(Name{found->first.request, found->first.attempt});
+  seats_of_.erase(std::find_if(first, last, [&](const auto& of) { return of.second == found->first; }));
   seats_.erase(found);
 }
 

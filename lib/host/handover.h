@@ -125,6 +125,8 @@ class Handovers {
   void progressed(const Pushes::Progress& progress, const Now& now);
   // Pages may have been sealed: a source may have waited for one.
   void page_sealed(const Now& now);
+  // A rank has sealed a page for that request: a seat of it here needs so much less room.
+  void page_sealed_for(const Holder& holder, std::uint64_t bytes);
   // The rank is gone, or the request: what it has not finished is not handed over.
   void release_source(const Holder& holder);
 
@@ -237,6 +239,9 @@ class Handovers {
   void end_source(const Name& name, Code code);
   void drop_source(std::map<Name, Source>::iterator source);
 
+  // Of blocks that are not here, and of a tail that comes with them.
+  [[nodiscard]] std::uint64_t room_for(const std::vector<Key>& keys, bool tail) const;
+  void need_less(Seat& seat, std::uint64_t bytes);
   void drop_seat(std::map<Holder, Seat>::iterator seat);
   // Back to waiting: what A may be writing goes into quarantine.
   void reopen(Seat& seat);
@@ -269,6 +274,7 @@ class Handovers {
   std::map<Pushes::PushId, Name> by_push_;
   std::map<Holder, Seat> seats_;
   std::map<std::pair<std::string, std::uint64_t>, Holder> seat_names_;  // (decode instance, seat)
+  std::multimap<Name, Holder> seats_of_;                                // by request
   std::map<Transfer, std::vector<std::uint32_t>> closing_;              // slots in quarantine
   Past<Handed> handed_;
   Past<Transfer> seated_;

@@ -46,6 +46,8 @@ class HandoverTest : public World {
     return answer ? std::optional(static_cast<Code>(answer->code)) : std::nullopt;
   }
 
+  static wire::Scope test_scope_of(std::uint32_t number) { return {test_request(number), 1, 3, 0}; }
+
   wire::SlotRef tail;
   std::string handed_to;
 };
@@ -370,6 +372,38 @@ TEST_F(HandoverTest, ASeatFetchesWhatTheStoreHas) {
   EXPECT_EQ(handed(), Code::ok);
   EXPECT_EQ(heard<wire::kv_seated>(decode)->slots.size(), 3u);
   EXPECT_EQ(gauge("fetches"), 0u);
+}
+
+// Its pages were made and waited for a seat, which waited for room that other seats had spoken for, whose pages had none:
+// everybody waited until somebody's time was over.
+TEST_F(HandoverTest, WhosePagesAreAllHereGetsASeatWhateverOthersWaitFor) {
+  prefilled();
+  settle_puts();
+  // 57 of 64 units are left.
+  const wire::Scope other{test_request(2), 1, 3, 0};
+  say(decode, other, wire::kv_expect{9, test_keys(2, 0, 56), Key{}, 0});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, 0);
+  EXPECT_EQ(gauge("reserved_bytes"), 14 * layout.page_bytes(4));
+  say(decode, test_scope_of(3), wire::kv_expect{10, test_keys(3, 0, 2), Key{}, 0});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, static_cast<std::uint16_t>(Code::busy));
+  expected(8);
+  say(prefill, scope, handover(8));
+  EXPECT_EQ(handed(), Code::ok);
+}
+
+// They were counted twice, once as pages and once as room for them.
+TEST_F(HandoverTest, PagesThatAreMadeForASeatHereNeedNoMoreRoom) {
+  expected(8);
+  const std::uint64_t whole = gauge("reserved_bytes");
+  seal(prefill, scope, {keys.begin(), keys.begin() + 4});
+  EXPECT_EQ(gauge("reserved_bytes"), whole - layout.page_bytes(4));
+  seal(prefill, test_scope_of(2), test_keys(2, 0, 2));  // another's
+  EXPECT_EQ(gauge("reserved_bytes"), whole - layout.page_bytes(4));
+  seal(prefill, scope, {keys.begin() + 4, keys.end()});
+  tail = seal(prefill, scope, {});
+  EXPECT_EQ(gauge("reserved_bytes"), 0u);
+  say(prefill, scope, handover(8));
+  EXPECT_EQ(handed(), Code::ok);
 }
 
 TEST_F(HandoverTest, SeatsAreRefusedWhenTheirRoomIsSpokenFor) {
