@@ -47,12 +47,12 @@ find_pid() {
 
 # True when somebody asked process $1 to stop and it has not looked at that yet.  Once it has, it says so to di-ctl.
 asked_to_stop() {
-  local word bits
-  while read -r word bits; do
-    # SIGTERM and SIGINT, among those that wait for any of its threads.
-    [[ $word == ShdPnd: ]] && return $(((16#$bits & 16#4002) == 0))
-  done 2>/dev/null <"/proc/$1/status"
-  return 1
+  local text
+  # As a whole.  `read` takes a line and seeks back to its end, which fails when the process has ended meanwhile; then
+  # the rest is what bash gives to the next `read`, of whatever file.
+  { text=$(<"/proc/$1/status"); } 2>/dev/null
+  # SIGTERM and SIGINT, among those that wait for any of its threads.
+  [[ $text =~ ShdPnd:[[:space:]]*([0-9a-f]+) ]] && ((16#${BASH_REMATCH[1]} & 16#4002))
 }
 
 # Prints when process $1 began, which tells two apart that have the same number.

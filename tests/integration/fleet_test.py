@@ -109,6 +109,17 @@ def what_was_asked_to_stop_is_started_anew_when_it_has_ended():
             assert fleet.pid("di-decode.0") != old and status(fleet, "di-decode.0")["state"] == "ready"
 
 
+def a_process_that_ends_while_it_is_looked_at_spoils_no_other_look():
+    script = f'''. {SOURCE}/scripts/fleet.sh
+        for ((i = 0; i < 100; i++)); do
+          (exit 0) & asked_to_stop $!; asked_to_stop $!; asked_to_stop $!
+          read -r line </proc/self/stat; [[ $line == "$BASHPID (bash) "* ]] || echo "$line"
+          wait $!
+        done'''
+    done = subprocess.run(["bash", "-uc", script], capture_output=True, text=True, timeout=60 * PATIENCE)
+    assert done.returncode == 0 and done.stdout == done.stderr == "", done
+
+
 def a_fleet_that_does_not_serve_says_what_it_lacks():
     with Fleet() as fleet:
         fleet.ctl("drain", "di-decode.0")
@@ -852,6 +863,7 @@ def fleets_run_beside_each_other():
 main([
     up_is_idempotent_and_starts_what_is_missing,
     what_was_asked_to_stop_is_started_anew_when_it_has_ended,
+    a_process_that_ends_while_it_is_looked_at_spoils_no_other_look,
     a_fleet_that_does_not_serve_says_what_it_lacks,
     supervisor_restarts_what_dies_and_can_be_replaced,
     down_kills_what_does_not_stop,
