@@ -77,11 +77,12 @@ void Persister::stripes_done(Batch batch, const Status& status) {
   if (status) {
     ++counters_.batches;
     counters_.rows += batch.size();
-    if (std::exchange(refused_, false)) log_info("meta", "stripes are written again");
+    if (!std::exchange(refused_, {}).empty()) log_info("meta", "stripes are written again");
     return;
   }
   ++counters_.failures;
-  if (!std::exchange(refused_, true)) log_error("meta", "cannot write stripes", {{"error", status.error()}});
+  if (std::exchange(refused_, status.error().message).empty())
+    log_error("meta", "cannot write stripes", {{"error", status.error()}});
   failed_ = std::move(batch);
 }
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -60,6 +61,8 @@ class Persister {
   }
   // Of those that must not be forgotten, behind the ones that are being written.
   [[nodiscard]] std::size_t rows_waiting() const { return waiting_.rows.size(); }
+  // Why the last batch of stripes was not written; empty: it was.
+  [[nodiscard]] const std::string& refused() const { return refused_; }
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:
@@ -86,7 +89,7 @@ class Persister {
   directory::RowWriter rows_;
   Counters counters_;
   bool busy_ = false;
-  bool refused_ = false;  // the last batch of stripes
+  std::string refused_;
   Batch failed_;
   Waiting waiting_;
   std::vector<Written> told_;  // of the rows that are being written

@@ -209,7 +209,6 @@ void Service::watch_shortage() {
   if (shortage == shortage_) return;
   shortage_ = std::move(shortage);
   unwritten_ = index_.placements().unwritten();
-  if (tell_degraded_) tell_degraded_(unwritten_);
   if (shortage_.empty()) {
     log_info("meta", "enough store nodes", {{"nodes", index_.placements().nodes()}});
   } else {
@@ -466,13 +465,19 @@ void Service::write(Waiting& waiting) {
 }
 
 void Service::written(const directory::InstanceRow& row, const Status& status) {
-  if (status && std::exchange(catalogue_refuses_, false)) log_info("meta", "generations are saved again");
-  if (!status && !std::exchange(catalogue_refuses_, true))
+  if (status && !std::exchange(catalogue_refuses_, {}).empty())
+    log_info("meta", "generations are saved again");
+  if (!status && std::exchange(catalogue_refuses_, status.error().message).empty())
     log_error("meta", "cannot save a generation", {{"error", status.error()}});
   const auto at = waiting_.find(row.instance);
   if (at == waiting_.end()) return;
   at->second.writing = false;
-  if (!status) return;  // tick() tries again
+  if (!status) {  // tick() tries again
+    wire::meta_registered later;
+    later.code = static_cast<std::uint16_t>(Code::busy);
+    later.reason = "its generation cannot be saved: " + status.error().message;
+    return answer(at->second.asked, std::move(later));
+  }
   // Another process came for the name.
   if (at->second.row != row) return write(at->second);
   membership_.keep(row);
@@ -540,8 +545,23 @@ void Service::tick() {
     if (!waiting.writing) write(waiting);
   }
   watch_shortage();
+  watch_degraded();
   log_over_quota();
   std::erase_if(delayed_, [](const auto& timer) { return !timer->armed(); });
+}
+
+void Service::watch_degraded() {
+  std::string what = unwritten_;
+  const auto add = [&what](const std::string& more, const std::string& why) {
+    what.append(what.empty() ? "" : "; ").append(more).append(": ").append(why);
+  };
+  if (!catalogue_refuses_.empty() && !waiting_.empty())
+    add("registrations wait, generations cannot be saved", catalogue_refuses_);
+  if (!persister_->refused().empty())
+    add("stripes cannot be written to the catalogue", persister_->refused());
+  if (what == degraded_) return;
+  degraded_ = std::move(what);
+  if (tell_degraded_) tell_degraded_(degraded_);
 }
 
 void Service::beat() {

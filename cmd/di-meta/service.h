@@ -50,7 +50,8 @@ class Service {
     // Called once a second (product time) while the loop has nothing to do or has moved since.
     std::function<void()> directory_beat{};
     std::function<void()> catalogue_beat{};
-    // Told what is not written for want of store nodes, and with "" that all is again.
+    // Told what is not written, for want of store nodes or because the catalogue takes nothing, when that changes;
+    // "": all is.
     std::function<void(const std::string&)> degraded{};
     // Stores that are away for less, as those that start anew are, are no news.
     Duration shortage_after = seconds(10);
@@ -94,8 +95,8 @@ class Service {
   [[nodiscard]] const std::map<std::uint64_t, std::string>& tenant_names() const { return tenant_names_; }
   [[nodiscard]] bool connected(std::uint32_t id) const { return endpoint_.up(id); }
   [[nodiscard]] const Counters& counters() const { return counters_; }
-  // What is not written for want of store nodes, in words.
-  [[nodiscard]] const std::string& degraded() const { return unwritten_; }
+  // What is not written, for want of store nodes or of a catalogue that takes it, in words.
+  [[nodiscard]] const std::string& degraded() const { return degraded_; }
   // Registrations that wait for the catalogue.
   [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
 
@@ -139,6 +140,7 @@ class Service {
   void step_index();
   void rearm();
   void watch_shortage();
+  void watch_degraded();
   void log_over_quota();
   [[nodiscard]] std::optional<directory::Holder> holder(const net::Incoming& in) const;
   template <class M>
@@ -157,10 +159,11 @@ class Service {
   std::unique_ptr<Persister> persister_;
   std::unique_ptr<Backup> backup_;
   std::map<std::string, Waiting> waiting_;  // by instance name
-  bool catalogue_refuses_ = false;          // the last row
+  std::string catalogue_refuses_;           // why it did not take the last row; empty: it did
   Counters counters_;
   std::string shortage_;   // of nodes, as it was logged last
-  std::string unwritten_;  // of it, what was told as degraded
+  std::string unwritten_;  // for want of them
+  std::string degraded_;   // as it was told
   std::optional<Instant> short_since_;
   std::map<std::uint64_t, std::string> tenant_names_;
   // Of a configured tenant: what the log has heard of, and when.

@@ -564,9 +564,11 @@ void Frontend::settle(Answer& answer, const request::Ending& ending, std::string
 void Frontend::write_charges() {
   for (std::size_t i = 0; i < charges_at_once_max && !unwritten_.empty(); ++i) {
     if (const Status written = journal_->append(unwritten_.front()); !written.ok()) {
+      unwritten_why_ = written.error().message;
       return log_error("account", "cannot write charge record",
                        {{"error", written.error()}, {"waiting", unwritten_.size()}});
     }
+    unwritten_why_.clear();
     unwritten_.pop_front();
   }
 }

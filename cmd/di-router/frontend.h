@@ -71,6 +71,8 @@ class Frontend final : public http::Handler {
   void drain(std::function<void()> on_drained);
   // Everything is with its client, and every charge in the journal.
   [[nodiscard]] bool drained() const { return empty_ && unwritten_.empty(); }
+  // Why the journal takes no charge records, which wait; empty: it takes them.
+  [[nodiscard]] const std::string& journal_refuses() const { return unwritten_why_; }
   // The id under which `explain` finds a request: our own or the client's x-request-id.
   [[nodiscard]] std::optional<RequestId> find_id(const std::string& text) const;
   [[nodiscard]] std::size_t open() const { return answers_.size(); }
@@ -138,6 +140,7 @@ class Frontend final : public http::Handler {
   std::unique_ptr<http::Server> admin_server_;
   std::unique_ptr<account::Journal> journal_;
   std::deque<account::Charge> unwritten_;
+  std::string unwritten_why_;  // of the last that was not; empty: it was
   account::Concurrency concurrency_;
   std::map<RequestId, Answer> answers_;
   // Exchanges whose body is being read, with their x-request-id.

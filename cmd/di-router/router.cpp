@@ -61,6 +61,8 @@ Status Router::on_start(daemon::Daemon& daemon) {
   });
   second_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "keep-alive", [this] {
     front_->on_time();
+    const std::string& why = front_->journal_refuses();
+    daemon_->degraded(why.empty() ? "" : "charge records wait, the journal takes none: " + why);
     if (stopping_) turn();
   });
   second_timer_->start_every(seconds(1));

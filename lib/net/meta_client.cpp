@@ -50,6 +50,8 @@ struct MetaClient::Impl {
     if (!is_from_meta(in)) return;
     const Code code = static_cast<Code>(answer.code);
     if (code == Code::busy) {
+      if (std::exchange(put_off, answer.reason) != answer.reason)
+        log_warn("net", "di-meta cannot register us yet", {{"reason", answer.reason}});
       again.start_after(register_again_after);
       return;
     }
@@ -73,6 +75,7 @@ struct MetaClient::Impl {
       return;
     }
     cluster = answer.cluster;
+    put_off.clear();
     const bool first_time = self.id == 0;
     self.id = answer.id;
     self.generation = answer.generation;
@@ -113,6 +116,7 @@ struct MetaClient::Impl {
   std::uint64_t epoch = 0;             // on the present connection: a di-meta from a backup may count lower
   std::uint32_t epoch_generation = 0;  // di-meta's, whose epochs start over
   loop::Timer again;
+  std::string put_off;  // why di-meta last said `busy`; empty: we are registered
   std::uint8_t known_state = 0;
   std::function<void()> when_told;
   loop::Timer told_late;

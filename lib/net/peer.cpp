@@ -95,7 +95,7 @@ struct Endpoint::Impl {
         tick(l, loop::TimerKind::liveness, "heartbeat", [this] { beat(); }),
         retry(l, loop::TimerKind::liveness, "reconnect", [this] { connect_members(); }),
         bootstrap_again(l, loop::TimerKind::liveness, "bootstrap again", [this] { open_bootstrap(); }),
-        bootstrap_late(l, loop::TimerKind::liveness, "no di-meta", [this] { say_no_bootstrap(); }) {
+        bootstrap_late(l, loop::TimerKind::liveness, "no di-meta", [this] { bootstrap_is_late(); }) {
     transport.set_events({.message = [this](ConnectionId c, std::span<const ByteView> f) { message(c, f); },
                           .connected = [this](ConnectionId c) { connected(c); },
                           .disconnected = [this](ConnectionId c) { disconnected(c); }});
@@ -315,6 +315,17 @@ struct Endpoint::Impl {
     if (!bootstrap_complained) say_no_bootstrap();
   }
   // A transport goes on trying to connect by itself, and says nothing of an address where nobody listens.
+  void bootstrap_is_late() {
+    // A di-meta that cannot register us yet answers: silence would have ended that connection.
+    const bool answers = std::any_of(links.begin(), links.end(), [](const auto& link) {
+      return link.second.bootstrap && link.second.established;
+    });
+    if (answers && bootstrap_reason.empty()) {
+      bootstrap_late.start_after(bootstrap_late_factor * options.lost_after);
+    } else {
+      say_no_bootstrap();
+    }
+  }
   void say_no_bootstrap() {
     if (leaving) return;
     bootstrap_complained = true;

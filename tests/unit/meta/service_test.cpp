@@ -591,8 +591,12 @@ TEST_F(ServiceTest, ACatalogueThatRefusesIsToldAgainAfterItTook) {
     put(*host, name);
     // And once more, of which nothing is said.
     EXPECT_TRUE(until([&] { return persister.counters().failures >= failures + 2; }));
+    const auto without = [&] { return directory->service->degraded(); };
+    EXPECT_TRUE(until(
+        [&] { return without().find("stripes cannot be written to the catalogue: ") != std::string::npos; }));
     ASSERT_TRUE(other.exec("DROP TRIGGER refuses"));
     EXPECT_TRUE(until([&] { return !persister.waits(); }));
+    EXPECT_TRUE(until([&] { return without().find("catalogue") == std::string::npos; }));
     failures = persister.counters().failures;
   }
   const std::string log = testing::internal::GetCapturedStderr();
@@ -603,6 +607,35 @@ TEST_F(ServiceTest, ACatalogueThatRefusesIsToldAgainAfterItTook) {
   };
   EXPECT_EQ(lines("cannot write stripes"), 2) << log;
   EXPECT_EQ(lines("stripes are written again"), 2) << log;
+}
+
+TEST_F(ServiceTest, WhoeverCannotBeRegisteredYetHearsWhy) {
+  auto router = enter("di-router.0");
+  sqlite::Database other = other_writer();
+  ASSERT_TRUE(
+      other.exec("CREATE TRIGGER refuses BEFORE INSERT ON instance"
+                 " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"));
+  Client late(loop, network, "di-kvd.host0", "host");
+  testing::internal::CaptureStderr();
+  late.join(loop);
+  // Longer than a connection lives on which nothing is heard.
+  bool over = false;
+  loop::Timer timer(loop, loop::TimerKind::liveness, "test", [&] { over = true; });
+  timer.start_after(net::peer_lost_after + seconds(2));
+  EXPECT_TRUE(until([&] { return over; }));
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::size_t said = log.find("di-meta cannot register us yet");
+  ASSERT_NE(said, std::string::npos) << log;
+  EXPECT_NE(log.find("the disk is full", said), std::string::npos) << log;
+  EXPECT_EQ(log.find("di-meta cannot register us yet", said + 1), std::string::npos) << log;
+  EXPECT_EQ(log.find("no di-meta at its address"), std::string::npos) << log;
+  const auto without = [&] { return directory->service->degraded(); };
+  EXPECT_NE(without().find("registrations wait, generations cannot be saved: "), std::string::npos)
+      << without();
+  EXPECT_FALSE(late.refused || late.registered);
+  ASSERT_TRUE(other.exec("DROP TRIGGER refuses"));
+  ASSERT_TRUE(until([&] { return late.ups > 0 && without().find("registrations") == std::string::npos; }));
+  EXPECT_EQ(late.registered->generation, 1U);
 }
 
 TEST_F(ServiceTest, AFleetGoesOnWithADirectoryFromABackup) {

@@ -250,13 +250,16 @@ TEST_F(FrontendTest, ChargesThatCouldNotBeWrittenAreWrittenLater) {
   EXPECT_EQ(charged().size(), 3U);
   {
     const FullDisk full;
+    EXPECT_EQ(front_->journal_refuses(), "");
     serve(3, 103);
     front_->on_time();
   }
+  EXPECT_NE(front_->journal_refuses().find(dir_), std::string::npos) << front_->journal_refuses();
   EXPECT_EQ(charged().size(), 3U);
   serve(103, 104);
   front_->on_time();
   EXPECT_EQ(charged().size(), 104U);
+  EXPECT_EQ(front_->journal_refuses(), "");
   int told = 0;
   front_->drain([&] { ++told; });
   ASSERT_TRUE(until([&] { return told > 0; }));
