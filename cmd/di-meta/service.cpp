@@ -209,6 +209,7 @@ void Service::watch_shortage() {
   if (shortage == shortage_) return;
   shortage_ = std::move(shortage);
   unwritten_ = index_.placements().unwritten();
+  watch_degraded();
   if (shortage_.empty()) {
     log_info("meta", "enough store nodes", {{"nodes", index_.placements().nodes()}});
   } else {
