@@ -11,12 +11,12 @@ void params(config::Params& params, Config& config) {
   store_params(params, config.store);
 }
 
-Status validate(const Config& config) {
+Status validate(const Config& config, const config::Params& rows) {
   switch (config.role) {
     case Role::host:
       return {};
     case Role::store:
-      return store_validate(config.store);
+      return store_validate(config.store, rows);
   }
   return {};
 }

@@ -18,6 +18,6 @@ struct Config {
   StoreConfig store;
 };
 void params(config::Params& params, Config& config);
-Status validate(const Config& config);
+Status validate(const Config& config, const config::Params& rows);
 
 }  // namespace di::kvd

@@ -124,9 +124,12 @@ void store_params(config::Params& params, StoreConfig& config) {
       {.def = store::IoMode::automatic, .help = "auto: io_uring where the kernel lets us, else threads"});
 }
 
-Status store_validate(const StoreConfig& config) {
+Status store_validate(const StoreConfig& config, const config::Params& rows) {
   if (const auto geometry = store::Geometry::of(config.capacity_bytes, config.segment_bytes); !geometry) {
-    return Error{Code::invalid, 0, "store.capacity and store.segment_bytes: " + geometry.error().message};
+    return config::wrong(rows, {"store.capacity", "store.segment_bytes"},
+                         "with store.capacity = " + config::size_print(config.capacity_bytes) +
+                             " and store.segment_bytes = " + std::to_string(config.segment_bytes) + ": " +
+                             geometry.error().message);
   }
   return {};
 }

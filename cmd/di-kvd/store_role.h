@@ -35,7 +35,7 @@ struct StoreConfig {
   store::IoMode io = store::IoMode::automatic;
 };
 void store_params(config::Params& params, StoreConfig& config);
-Status store_validate(const StoreConfig& config);
+Status store_validate(const StoreConfig& config, const config::Params& rows);
 
 class StoreRole final : public daemon::Program {
  public:

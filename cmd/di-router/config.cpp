@@ -99,16 +99,16 @@ void params(config::Params& params, Config& config) {
                 {.path = true, .help = "directory of charge records; empty: RUNDIR/journal"});
 }
 
-Status validate(const Config& config) {
-  if (config.http_listen.empty()) return Error{Code::invalid, 0, "http.listen must name an address"};
+Status validate(const Config& config, const config::Params& rows) {
+  if (config.http_listen.empty()) return config::wrong(rows, {"http.listen"}, "must name an address");
   const bool loopback = config.http_listen.starts_with("127.") ||
                         config.http_listen.starts_with("localhost:") ||
                         config.http_listen.starts_with("[::1]") || config.http_listen.starts_with("unix:");
-  if (!config.auth_required && !loopback) {
-    return Error{Code::invalid, 0, "auth.required = false is allowed on a loopback http.listen only"};
-  }
+  if (!config.auth_required && !loopback)
+    return config::wrong(rows, {"auth.required"}, "false is allowed on a loopback http.listen only");
   if (config.settle > Duration(0) && config.settle >= config.common.drain_timeout) {
-    return Error{Code::invalid, 0, "http.settle must be below drain.timeout, which begins with it"};
+    return config::wrong(rows, {"http.settle", "drain.timeout"},
+                         "http.settle must be below drain.timeout, which begins with it");
   }
   return {};
 }

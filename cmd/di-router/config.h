@@ -42,6 +42,6 @@ struct Config {
 };
 
 void params(config::Params& params, Config& config);
-[[nodiscard]] Status validate(const Config& config);
+[[nodiscard]] Status validate(const Config& config, const config::Params& rows);
 
 }  // namespace di::router

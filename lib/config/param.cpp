@@ -200,11 +200,15 @@ Params::~Params() = default;
 Params::Params(Params&&) noexcept = default;
 Params& Params::operator=(Params&&) noexcept = default;
 
-Row* Params::find(std::string_view path) {
-  for (Row& row : rows_) {
+const Row* Params::find(std::string_view path) const {
+  for (const Row& row : rows_) {
     if (row.path == path) return &row;
   }
   return nullptr;
+}
+
+Row* Params::find(std::string_view path) {
+  return const_cast<Row*>(std::as_const(*this).find(path));
 }
 
 const Tables* Params::find_tables(std::string_view path) const {
@@ -436,6 +440,17 @@ void Params::add_tables(std::string_view path, const TablesOptions& options, std
   DI_ASSERT(find(path) == nullptr && find_tables(path) == nullptr);
   tables_.push_back({std::string(path), options.max, options.reloadable, std::string(options.unique),
                      std::string(options.help), std::move(clear), std::move(append), std::move(each)});
+}
+
+Error wrong(const Params& params, std::initializer_list<std::string_view> paths, const std::string& what) {
+  DI_ASSERT(paths.size() > 0);
+  const Row* shown = nullptr;
+  for (const std::string_view path : paths) {
+    const Row* row = params.find(path);
+    DI_ASSERT(row != nullptr);
+    if (shown == nullptr || (shown->at.empty() && !row->at.empty())) shown = row;
+  }
+  return invalid((shown->at.empty() ? "default" : shown->at) + ": " + shown->path + ": " + what);
 }
 
 }  // namespace di::config

@@ -21,6 +21,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <string>
@@ -229,6 +230,7 @@ class Params {
   [[nodiscard]] std::vector<Row>& rows() { return rows_; }
   [[nodiscard]] const std::vector<Tables>& table_arrays() const { return tables_; }
   [[nodiscard]] Row* find(std::string_view path);
+  [[nodiscard]] const Row* find(std::string_view path) const;
   [[nodiscard]] const Tables* find_tables(std::string_view path) const;
 
  private:
@@ -251,6 +253,11 @@ class Params {
 [[nodiscard]] std::string duration_print(Duration value);
 [[nodiscard]] Result<std::uint64_t> size_parse(std::string_view text);
 [[nodiscard]] std::string size_print(std::uint64_t bytes);
+
+// What is wrong between rows, for checks after parsing: "FILE:LINE:COLUMN: PATH: WHAT", with the place of the first of
+// `paths` that was given ("default" when none was).
+[[nodiscard]] Error wrong(const Params& params, std::initializer_list<std::string_view> paths,
+                          const std::string& what);
 
 // print.cpp.  All rows as TOML that parses back to the same struct; `describe` adds each row's help,
 // range and default as comments (-nv).

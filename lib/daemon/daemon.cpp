@@ -251,9 +251,7 @@ void load(Startup::Reading& reading, const Startup& startup) {
 
 void load_keys(Startup::Reading& reading, const CommonConfig& common, std::string_view program) {
   const auto wrong = [&](std::string_view path, const std::string& what) {
-    const config::Row* row = reading.params.find(path);
-    DI_ASSERT(row != nullptr);
-    reading.errors.push_back((row->at.empty() ? "default" : row->at) + ": " + row->path + ": " + what);
+    reading.errors.push_back(config::wrong(reading.params, {path}, what).message);
   };
   const bool keyed = !common.net_secret_key.empty();
   if (keyed) {

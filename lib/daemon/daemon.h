@@ -194,9 +194,9 @@ void settle_configuration(const Startup& startup, const Startup::Reading& readin
 using Reload = std::function<Status(const std::any& fresh)>;
 int run_program(const Startup& startup, Program& program, const Reload& reload);
 
-// Checks beyond single rows; the message is one line.
+// Checks beyond single rows; the message is one line, of config::wrong().
 template <class C>
-using Validate = Status (*)(const C&);
+using Validate = Status (*)(const C&, const config::Params&);
 
 // Reads flags, file and overrides; see the top.
 void load(Startup::Reading& reading, const Startup& startup);
@@ -217,7 +217,7 @@ Parsed<C> parse(const Description& about, int argc, char** argv, void (*bind)(co
     load(reading, flags);
     if (reading.errors.empty()) load_keys(reading, config->common, flags.about.program);
     if (reading.errors.empty() && validate != nullptr) {
-      if (const Status status = validate(*config); !status.ok())
+      if (const Status status = validate(*config, reading.params); !status.ok())
         reading.errors.push_back(status.error().message);
     }
     reading.common = config->common;

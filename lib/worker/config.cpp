@@ -82,9 +82,10 @@ void decode_params(config::Params& params, Config& config) {
                   {.def = seconds(30), .min = seconds(1), .help = "how long a seat waits for its hand-over"});
 }
 
-Status validate(const Config& config) {
-  if (config.engine.backend == Backend::script && config.engine.script.empty()) {
-    return Error{Code::invalid, 0, "engine.backend = \"script\" needs engine.script"};
+Status validate(const Config& config, const config::Params& rows) {
+  if (config.engine.backend == Backend::script) {
+    if (!config.engine.script.empty()) return {};
+    return config::wrong(rows, {"engine.backend"}, "\"script\" needs engine.script");
   }
   return {};
 }

@@ -44,7 +44,7 @@ struct Config {
 void prefill_params(config::Params& params, Config& config);
 void decode_params(config::Params& params, Config& config);
 // Rows together: a script for the script backend, a model folder for the others.
-[[nodiscard]] Status validate(const Config& config);
+[[nodiscard]] Status validate(const Config& config, const config::Params& rows);
 
 // Makes one rank's engine.  Blocks while weights are mapped and checked.  `sequences_max` is the rank's
 // requests_max; `clock` is product time and outlives the engine.

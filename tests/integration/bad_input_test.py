@@ -28,6 +28,9 @@ def configuration_errors_name_the_place():
         path.write_text("[log]\nlevel = 3\n")
         code, error = run("di-router", "-n", "-f", str(path))
         assert code == 78 and f"{path}:2:" in error, error
+        path.write_text('[kvd]\nrole = "store"\n[store]\ncapacity = "1MiB"\nsegment_bytes = 8388608\n')
+        code, error = run("di-kvd", "-n", "-f", str(path))
+        assert code == 78 and f"{path}:4:12: store.capacity: " in error, error
         path.write_text("[log\n")
         code, error = run("di-router", "-n", "-f", str(path))
         assert code == 78 and f"{path}:1:" in error, error

@@ -36,5 +36,21 @@ TEST(RouterConfig, AKeyGivenTwiceIsNotShown) {
   EXPECT_EQ(errors, std::vector<std::string>{"r.toml:5:7: auth.keys: key: it is given twice"});
 }
 
+TEST(RouterConfig, WhatIsWrongBetweenRowsHasAPlace) {
+  const auto wrong = [](const std::string& text) {
+    Config config;
+    config::Params rows;
+    params(rows, config);
+    EXPECT_TRUE(config::parse_text(rows, text, "r.toml").empty());
+    const Status status = validate(config, rows);
+    return status.ok() ? "" : status.error().message;
+  };
+  EXPECT_EQ(wrong(""), "");
+  EXPECT_EQ(wrong("auth.required = false\nhttp.listen = \"0.0.0.0:80\"\n"),
+            "r.toml:1:17: auth.required: false is allowed on a loopback http.listen only");
+  EXPECT_EQ(wrong("\ndrain.timeout = \"5s\"\nhttp.settle = \"5s\"\n"),
+            "r.toml:3:15: http.settle: http.settle must be below drain.timeout, which begins with it");
+}
+
 }  // namespace
 }  // namespace di::router

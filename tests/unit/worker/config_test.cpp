@@ -5,6 +5,8 @@
 
 #include <fstream>
 
+#include "config/toml.h"
+
 namespace di::worker {
 namespace {
 
@@ -19,7 +21,7 @@ TEST(WorkerConfig, RowsHaveDefaultsThatValidate) {
     Config config;
     config::Params params;
     bind(params, config);
-    EXPECT_TRUE(validate(config));
+    EXPECT_TRUE(validate(config, params));
     EXPECT_GE(config.requests_max, 1U);
     EXPECT_GE(config.engine.pool_bytes, 1U << 20);
   }
@@ -27,10 +29,13 @@ TEST(WorkerConfig, RowsHaveDefaultsThatValidate) {
 
 TEST(WorkerConfig, AScriptBackendNeedsAScript) {
   Config config;
-  config.engine.backend = Backend::script;
-  EXPECT_EQ(validate(config).error().code, Code::invalid);
+  config::Params params;
+  decode_params(params, config);
+  ASSERT_TRUE(config::parse_text(params, "[engine]\nbackend = \"script\"\n", "d.toml").empty());
+  EXPECT_EQ(validate(config, params).error().message,
+            "d.toml:2:11: engine.backend: \"script\" needs engine.script");
   config.engine.script = "x";
-  EXPECT_TRUE(validate(config));
+  EXPECT_TRUE(validate(config, params));
 }
 
 TEST(MakeEngine, ScriptEngineHasTheLayoutAndPoolAskedFor) {
