@@ -303,11 +303,9 @@ struct Daemon::Impl {
         drain(loop, loop::TimerKind::liveness, "drain timeout",
               [this] {
                 if (drain_over) return loop.stop();
-                drain_over = true;
                 log_warn("daemon", "gave up waiting for what is left",
                          {{"drain_timeout_ms", to_ms(common.drain_timeout)}});
-                drain.start_after(drain_over_wait);
-                program.on_drain_over(*self);
+                give_up();
               }),
         watchdog(loop, loop::TimerKind::liveness, "watchdog", [] { notify_supervisor("WATCHDOG=1"); }) {}
 
@@ -431,6 +429,11 @@ struct Daemon::Impl {
     endpoint.leave();
     drain.start_after(common.drain_timeout);
     program.on_stop(*self);
+  }
+  void give_up() {
+    if (std::exchange(drain_over, true)) return;
+    drain.start_after(drain_over_wait);
+    program.on_drain_over(*self);
   }
 
   // Everything that is wrong is logged; the error says only that.
@@ -787,9 +790,13 @@ void Daemon::stopped() {
 }
 
 void Daemon::fail(const Error& error) {
+  if (std::exchange(impl_->exit_status, exit_failure) == exit_failure) return;
   log_error("daemon", "cannot go on", {{"error", error}});
-  impl_->exit_status = exit_failure;
-  impl_->loop.stop();
+  // What is open hears of it and is charged, as when drain.timeout has passed.
+  impl_->loop.post("fail", [this] {
+    impl_->stop();
+    impl_->give_up();
+  });
 }
 
 int run_program(const Startup& startup, Program& program, const Reload& reload) {

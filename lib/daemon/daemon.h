@@ -86,8 +86,9 @@ class Program {
   virtual Status on_start(Daemon&) = 0;
   // Drains and persists; calls daemon.stopped() here or later.
   virtual void on_stop(Daemon& daemon);
-  // drain.timeout has passed: end what is left, so that nobody waits for it and nothing of it is lost, and call
-  // daemon.stopped().  After drain_over_wait the process ends without it.
+  // drain.timeout has passed, or work has become impossible (right after on_stop, then): end what is left, so
+  // that nobody waits for it and nothing of it is lost, and call daemon.stopped().  After drain_over_wait the
+  // process ends without it.
   virtual void on_drain_over(Daemon& daemon);
   // Commands other than the skeleton's own (show config|metrics|gauges|faults|status, log, clock,
   // reload).  False: this daemon has no such command.
@@ -148,7 +149,7 @@ class Daemon {
   [[nodiscard]] bool stop_asked() const;
   // The program has nothing left to do: ends the loop.
   void stopped();
-  // Work has become impossible: one error line, then a stop with exit status 1.
+  // Work has become impossible: one error line, then a stop that waits for nothing, with exit status 1.
   void fail(const Error& error);
 
   struct Impl;

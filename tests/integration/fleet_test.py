@@ -590,6 +590,26 @@ def a_fleet_starts_anew_when_its_catalogue_was_moved_away():
         assert "di-meta has another catalogue since it started" in fleet.log("di-router.0")
 
 
+def a_router_that_cannot_go_on_ends_streams_with_an_error_and_charges_them():
+    with Fleet(supervise=True, overrides=["di-decode:engine.step_delay_ms=100"]) as fleet:
+        replies = []
+        seen = threading.Event()
+        asking = threading.Thread(target=lambda: replies.append(fleet.chat(
+            "hi", on_chunk=lambda _: seen.set(), temperature=0, max_tokens=1000, ignore_eos=True, headers={"x-request-id": "fail-1"})))
+        asking.start()
+        assert seen.wait(60)
+        catalogue = fleet.run / "di-meta.0.catalogue"
+        os.kill(fleet.pid("di-meta.0"), signal.SIGSTOP)
+        for suffix in ("", "-wal", "-shm"):
+            pathlib.Path(f"{catalogue}{suffix}").unlink(missing_ok=True)
+        fleet.kill("di-meta.0")
+        asking.join()
+        assert replies[0].error is not None and not replies[0].done, replies[0].text
+        wait_for(lambda: "daemon: stopped status=1" in fleet.log("di-router.0"), "the router to end")
+        mine = [charge for charge in fleet.charges() if charge["request_id"] == "fail-1"]
+        assert len(mine) == 1 and mine[0]["status"] == "failed" and mine[0]["output_tokens"] > 0, mine
+
+
 def an_error_of_a_command_says_what_to_do():
     with Fleet() as fleet:
         for command, why in (
@@ -874,6 +894,7 @@ main([
     what_one_program_knows_is_asked_of_nobody_else,
     what_was_learnt_and_is_not_readable_is_learnt_anew,
     a_planned_stop_that_is_too_short_ends_streams_with_an_error_and_charges_them,
+    a_router_that_cannot_go_on_ends_streams_with_an_error_and_charges_them,
     a_rank_that_is_to_stop_does_not_take_work_again,
     wrong_configuration_is_found_before_anything_starts,
     overrides_reach_an_instance_or_a_program,

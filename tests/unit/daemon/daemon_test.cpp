@@ -259,6 +259,15 @@ TEST_F(DaemonTest, RuntimeFailureIsStatusOne) {
   EXPECT_NE(read("err").find("cannot go on error=\"told to\""), std::string::npos);
 }
 
+// A router that could not go on cut its streams, and nobody was charged for them.
+TEST_F(DaemonTest, WhatIsLeftIsEndedAtARuntimeFailureWithoutAWait) {
+  const Process process = start({"-o", "probe.slow_stop=true", "-o", "drain.timeout=1h"});
+  ASSERT_TRUE(await_ready(process)) << read("err");
+  ask({"fail"});
+  EXPECT_EQ(await_exit(process), exit_failure);
+  EXPECT_NE(read("err").find("the probe ends what is left"), std::string::npos) << read("err");
+}
+
 TEST_F(DaemonTest, EveryConfigurationErrorIsReportedAndStatusIs78) {
   const std::string path = file("bad.toml", "bogus = 1\n[probe]\nvalue = 1000\n");
   EXPECT_EQ(run({"-f", path, "-o", "log.level=loud"}), exit_config);

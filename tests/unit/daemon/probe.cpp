@@ -48,6 +48,10 @@ class Probe final : public di::daemon::ProgramOf<Config> {
   void on_stop(di::daemon::Daemon& daemon) override {
     if (!config_.slow_stop) daemon.stopped();
   }
+  void on_drain_over(di::daemon::Daemon& daemon) override {
+    di::log_info("daemon", "the probe ends what is left");
+    daemon.stopped();
+  }
   bool on_ctl(const std::vector<std::string>& words, di::daemon::Reply reply) override {
     if (words[0] == "value") {
       di::daemon::Row row;
