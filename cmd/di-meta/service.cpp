@@ -24,6 +24,8 @@ constexpr Duration beat_every = seconds(1);
 constexpr Duration step_slack = seconds(1);
 // A tenant that is over its quota has a line so often.
 constexpr Duration quota_line_every = seconds(10);
+// Whoever waits for a name that is taken asks twice a second.
+constexpr Duration refused_line_every = seconds(10);
 // An answer that a fault point delays: longer than a host waits for a plan (1 s).
 constexpr Duration fault_delay = milliseconds(1500);
 
@@ -387,8 +389,12 @@ void Service::answer(const Asked& asked, wire::meta_registered message) {
 
 void Service::refuse(const Asked& asked, Code code, const std::string& reason) {
   ++counters_.refused;
-  log_warn("meta", "registration refused",
-           {{"instance", asked.message.self.instance.substr(0, 128)}, {"reason", reason}});
+  std::string instance = asked.message.self.instance.substr(0, 128);
+  const Instant now = loop_.monotonic_now();
+  if (instance != told_refused_.instance || reason != told_refused_.reason || told_refused_.again <= now) {
+    log_warn("meta", "registration refused", {{"instance", instance}, {"reason", reason}});
+    told_refused_ = {std::move(instance), reason, now + refused_line_every};
+  }
   wire::meta_registered answered;
   answered.code = static_cast<std::uint16_t>(code);
   answered.reason = reason;

@@ -173,6 +173,13 @@ class Service {
     Instant again;
   };
   std::map<std::uint64_t, ToldOfTenant> told_;
+  // The last registration that was refused, and when the log hears of the same again.
+  struct ToldRefused {
+    std::string instance;
+    std::string reason;
+    Instant again;
+  };
+  ToldRefused told_refused_;
   Instant publish_again_;
   loop::Timer publish_;
   loop::Timer tick_;

@@ -127,6 +127,11 @@ Result<Membership::Admission> Membership::judge(const wire::meta_register& messa
   } else if (known->second.boot == message.boot) {
     admission.row = known->second;
   } else if (self.generation == 0) {
+    if (const auto holder = members_.find(self.instance); holder != members_.end()) {
+      return Error{Code::busy, 0,
+                   self.instance + " is taken by a process on " + holder->second.member.host + " at " +
+                       holder->second.member.control};
+    }
     admission.row = known->second;
     admission.row.generation = std::max(known->second.generation, issued_.generation) + 1;
     admission.row.boot = message.boot;

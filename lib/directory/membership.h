@@ -9,7 +9,8 @@
 //
 // Rules for generations, per instance name:
 //   the boot number is the row's           the same process: it keeps its generation
-//   another boot, generation 0 said        a new start: above the row's generation; the old one is lost
+//   another boot, generation 0 said        a new start: above the row's generation; `busy` while the process
+//                                          that has the name is a member
 //   another boot, a generation said        `stale` when the row is newer or equal (that process was
 //                                          replaced); otherwise di-meta lost the row: kept, and so is the
 //                                          number, when it can have been issued and is nobody else's
@@ -81,8 +82,8 @@ class Membership {
     std::optional<InstanceRow> dropped;  // and drop this one with it
   };
   // Errors, with the reason to send: invalid (what is wrong with which field), stale (this process was
-  // replaced), exists (another layout, fingerprint or revision of a model that is being served),
-  // no_space (too many members or names).
+  // replaced), busy (another process has the name), exists (another layout, fingerprint or revision of a model
+  // that is being served), no_space (too many members or names).
   [[nodiscard]] Result<Admission> judge(const wire::meta_register& message) const;
 
   // The row is being written: its number is nobody else's, and the dropped one is gone.

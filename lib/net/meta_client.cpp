@@ -13,6 +13,10 @@ namespace {
 
 // Between two registrations that di-meta answered with `busy`.
 constexpr Duration register_again_after = milliseconds(500);
+// A di-meta that has restarted knows nobody yet: whoever has the name that this process waits for comes first.  Longer
+// than between two tries to connect, and shorter than a connection may be silent.
+constexpr Duration holder_comes_within = seconds(2);
+static_assert(holder_comes_within < peer_lost_after);
 
 }  // namespace
 
@@ -141,7 +145,11 @@ MetaClient::MetaClient(loop::Loop& loop, Endpoint& endpoint, const std::string& 
   endpoint.set_bootstrap(meta_endpoint, [impl](const From& from) {
     impl->first = from;
     impl->epoch = 0;
-    impl->register_self();
+    if (impl->self.id == 0 && !impl->put_off.empty()) {
+      impl->again.start_after(holder_comes_within);
+    } else {
+      impl->register_self();
+    }
   });
 }
 

@@ -590,6 +590,46 @@ def a_fleet_starts_anew_when_its_catalogue_was_moved_away():
         assert "di-meta has another catalogue since it started" in fleet.log("di-router.0")
 
 
+def a_second_router_of_the_name_waits_and_the_first_one_serves():
+    with Fleet(overrides=["di-decode:engine.step_delay_ms=20"]) as fleet, tempfile.TemporaryDirectory() as other:
+        router = fleet.pid("di-router.0")
+        replies = []
+        seen = threading.Event()
+        asking = threading.Thread(target=lambda: replies.append(fleet.chat(
+            "hi", on_chunk=lambda _: seen.set(), temperature=0, max_tokens=100, ignore_eos=True, headers={"x-request-id": "twin-1"})))
+        asking.start()
+        assert seen.wait(60)
+        log = pathlib.Path(other) / "log"
+        rows = [f"run.dir={other}", f"meta.endpoint=ipc://{fleet.run}/di-meta.0.sock", "http.listen=127.0.0.1:0",
+                "admin.listen=127.0.0.1:0", f"auth.key_file={fleet.run}/key"]
+        with log.open("w") as stderr:
+            second = subprocess.Popen([str(BIN / "di-router"), "-f", str(SOURCE / "etc/local/di-router.toml"),
+                                       *[word for row in rows for word in ("-o", row)]], stderr=stderr)
+        try:
+            wait_for(lambda: "di-meta cannot register us yet" in log.read_text(), "the second router to be refused")
+            assert "di-router.0 is taken by a process on" in log.read_text(), log.read_text()
+            asking.join()
+            assert replies[0].done and replies[0].error is None, (replies[0].error, replies[0].text)
+            assert fleet.alive("di-router.0") and fleet.pid("di-router.0") == router
+            def charges():
+                return [charge for charge in fleet.charges() if charge["request_id"] == "twin-1"]
+            wait_for(charges, "the charge")
+            mine = charges()
+            assert len(mine) == 1 and mine[0]["output_tokens"] == 100, mine
+            assert second.poll() is None, log.read_text()
+            # It takes over from one that is frozen.
+            os.kill(router, signal.SIGSTOP)
+            try:
+                wait_for(lambda: "daemon: ready" in log.read_text(), "the second router to serve")
+            finally:
+                os.kill(router, signal.SIGCONT)
+            wait_for(lambda: not fleet.alive("di-router.0"), "the first router to end")
+            assert "another process has taken this name since" in fleet.log("di-router.0")
+        finally:
+            second.terminate()
+            second.wait(60)
+
+
 def a_router_that_cannot_go_on_ends_streams_with_an_error_and_charges_them():
     with Fleet(supervise=True, overrides=["di-decode:engine.step_delay_ms=100"]) as fleet:
         replies = []
@@ -894,6 +934,7 @@ main([
     what_one_program_knows_is_asked_of_nobody_else,
     what_was_learnt_and_is_not_readable_is_learnt_anew,
     a_planned_stop_that_is_too_short_ends_streams_with_an_error_and_charges_them,
+    a_second_router_of_the_name_waits_and_the_first_one_serves,
     a_router_that_cannot_go_on_ends_streams_with_an_error_and_charges_them,
     a_rank_that_is_to_stop_does_not_take_work_again,
     wrong_configuration_is_found_before_anything_starts,

@@ -54,7 +54,14 @@ MetaNode::MetaNode(World& world, std::size_t process, MetaDisk& disk, const Sett
       index_(index_options(disk.run, settings), world.now()) {}
 
 Member MetaNode::admit(const Member& self, std::uint64_t boot, bool is_self) {
-  const auto admission = membership_.judge({self, boot});
+  auto admission = membership_.judge({self, boot});
+  if (!admission && admission.error().code == Code::busy) {
+    // It was started because the process before it has ended: it asks until its connection broke here, too.
+    for (const Member& member : membership_.members()) {
+      if (member.instance == self.instance) apply(membership_.lost(member.id, member.generation));
+    }
+    admission = membership_.judge({self, boot});
+  }
   if (!admission) {
     world_.fail("registration of " + self.instance + " refused: " + admission.error().message);
     return {};

@@ -49,20 +49,25 @@ std::uint32_t enter(Membership& members, std::vector<InstanceRow>& rows, const w
   return admission->row.generation;
 }
 
+void lose(Membership& members, const std::string& instance) {
+  for (const wire::Member& member : members.members()) {
+    if (member.instance == instance) members.lost(member.id, member.generation);
+  }
+}
+
 std::string reason(const Membership& members, const wire::meta_register& message) {
   const auto admission = members.judge(message);
   return admission ? "" : admission.error().message;
 }
 
-// G13: who returns under its old name before it was missed is another process.
-TEST(Membership, GenerationsGrowAndTheOldProcessIsLost) {
+// G13: who returns under its old name is another process.
+TEST(Membership, GenerationsGrowAndTheOldProcessDoesNotTakeOver) {
   Membership members({}, 1);
   std::vector<InstanceRow> rows;
   EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(0)), 1U);
   const std::uint64_t epoch = members.epoch();
-  Membership::Change change;
-  EXPECT_EQ(enter(members, rows, router("0", 22), at_ms(1), &change), 2U);
-  EXPECT_EQ(change.lost, (std::vector<Holder>{{"di-router.0", 1}}));
+  EXPECT_EQ(members.lost(members.members().front().id, 1).lost, (std::vector<Holder>{{"di-router.0", 1}}));
+  EXPECT_EQ(enter(members, rows, router("0", 22), at_ms(1)), 2U);
   EXPECT_GT(members.epoch(), epoch);
   EXPECT_EQ(members.count(), 1U);
 
@@ -72,6 +77,37 @@ TEST(Membership, GenerationsGrowAndTheOldProcessIsLost) {
   const auto refused = members.judge(replaced);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::stale);
+}
+
+// A second process that was started under the name ended the one that served, and its streams with it.
+TEST(Membership, ANameIsTakenUntilItsProcessIsLostOrLeaves) {
+  Membership members({}, 1);
+  std::vector<InstanceRow> rows;
+  enter(members, rows, router("0", 11), at_ms(0));
+  const wire::Member holder = members.members().front();
+  const std::uint64_t epoch = members.epoch();
+  const auto refused = [&](const wire::meta_register& message) {
+    const auto admission = members.judge(message);
+    return !admission && admission.error().code == Code::busy &&
+           admission.error().message ==
+               "di-router.0 is taken by a process on a.example at ipc:///run/di/router.sock";
+  };
+  EXPECT_TRUE(refused(router("0", 22)));
+  EXPECT_EQ(members.epoch(), epoch);
+  // One that drains has work to end.
+  members.set_state(holder.id, holder.generation, MemberState::draining);
+  EXPECT_TRUE(refused(router("0", 22)));
+  // The holder itself is welcome.
+  EXPECT_EQ(enter(members, rows, router("0", 11), at_ms(10)), 1U);
+  members.set_state(holder.id, holder.generation, MemberState::leaves);
+  EXPECT_EQ(enter(members, rows, router("0", 22), at_ms(20)), 2U);
+  // A frozen one is silent.
+  EXPECT_TRUE(refused(router("0", 33)));
+  members.step(at_ms(20) + member_lost_after);
+  EXPECT_EQ(enter(members, rows, router("0", 33), at_ms(4000)), 3U);
+  // A broken connection is known at once.
+  members.lost(holder.id, 3);
+  EXPECT_EQ(enter(members, rows, router("0", 44), at_ms(4001)), 4U);
 }
 
 TEST(Membership, RegisteringAgainIsHarmless) {
@@ -98,6 +134,7 @@ TEST(Membership, RestartOfTheDirectoryKeepsGenerationsOfLiveProcesses) {
   {
     Membership members({}, 1);
     enter(members, rows, router("0", 11), at_ms(0));
+    lose(members, "di-router.0");
     enter(members, rows, router("0", 12), at_ms(0));
     enter(members, rows, router("1", 13), at_ms(0));
     id = members.members().front().id;
@@ -124,6 +161,7 @@ TEST(Membership, LostCatalogueKeepsTheGenerationThatIsInUse) {
   wire::meta_register again = router("0", 12);
   again.self.generation = 7;
   EXPECT_EQ(enter(members, rows, again, at_ms(0)), 7U);
+  lose(members, "di-router.0");
   EXPECT_EQ(enter(members, rows, router("0", 13), at_ms(0)), 8U);
 }
 
@@ -227,6 +265,7 @@ TEST(Membership, ReconnectedMemberRejoinsWithItsGenerationOnly) {
   EXPECT_TRUE(members.rejoin(first, at_ms(1)).changed);
   EXPECT_EQ(members.members().front(), first);
   EXPECT_FALSE(members.rejoin(first, at_ms(2)).changed);
+  members.lost(first.id, 1);
   enter(members, rows, router("0", 12), at_ms(3));
   EXPECT_FALSE(members.rejoin(first, at_ms(4)).changed);
   EXPECT_EQ(members.members().front().generation, 2U);
@@ -251,6 +290,7 @@ TEST(Membership, StaleLossesAndStatesAreIgnored) {
   Membership members({}, 1);
   std::vector<InstanceRow> rows;
   enter(members, rows, router("0", 11), at_ms(0));
+  lose(members, "di-router.0");
   enter(members, rows, router("0", 12), at_ms(0));
   const std::uint32_t id = members.members().front().id;
   EXPECT_FALSE(members.lost(id, 1).changed);
@@ -267,7 +307,10 @@ TEST(Membership, AForgottenNameGivesItsRowBackAndNothingTwice) {
   Membership members({}, 1);
   std::vector<InstanceRow> rows;
   enter(members, rows, router("0", 11), at_ms(0));
-  for (std::uint64_t boot = 12; boot < 16; ++boot) enter(members, rows, router("1", boot), at_ms(0));
+  for (std::uint64_t boot = 12; boot < 16; ++boot) {
+    lose(members, "di-router.1");
+    enter(members, rows, router("1", boot), at_ms(0));
+  }
   const wire::Member gone = members.members().back();
   EXPECT_EQ(gone.generation, 4U);
   EXPECT_FALSE(members.forget("di-router.1")) << "it is here";
@@ -366,7 +409,7 @@ TEST(Membership, OneModelHasOneLayoutAndOneRevision) {
   // Another model may be laid out as it likes, and the model may change when nobody serves it.
   laid_out.self.model = "other";
   EXPECT_EQ(reason(members, laid_out), "");
-  wire::meta_register upgraded = prefill("0", 13);
+  wire::meta_register upgraded = prefill("0", 11);
   upgraded.self.revision.raw[0] = std::byte{2};
   EXPECT_EQ(reason(members, upgraded), "");
   // Who was refused asks again, and may when the last of the others is gone.
@@ -425,7 +468,7 @@ TEST(Membership, TheFleetIsBounded) {
   const auto refused = members.judge(router("more", 1));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::no_space);
-  EXPECT_TRUE(members.judge(router("7", 1)));  // a restart of one that is in
+  EXPECT_TRUE(members.judge(router("7", 8)));  // one that is in
 }
 
 }  // namespace

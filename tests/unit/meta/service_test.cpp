@@ -544,6 +544,22 @@ TEST_F(ServiceTest, TheLastProcessOfANameGetsItWhileTheCatalogueIsLocked) {
   EXPECT_EQ(member->control, "di-kvd.elsewhere");
 }
 
+// A second process of the name ended the one that served.
+TEST_F(ServiceTest, ANameIsTakenWhileItsProcessIsConnected) {
+  auto first = enter("di-kvd.host0", "host");
+  Client second(loop, network, "di-kvd.elsewhere", "host");
+  second.self.instance = first->self.instance;
+  second.join(loop);
+  ASSERT_TRUE(until([&] { return directory->service->counters().refused > 0; }));
+  EXPECT_FALSE(second.registered || second.refused);
+  EXPECT_FALSE(first->refused);
+  EXPECT_TRUE(directory->endpoint.up(first->registered->id));
+  // As with kill -9: the connection breaks.
+  first.reset();
+  ASSERT_TRUE(until([&] { return second.ups > 0; }));
+  EXPECT_EQ(second.registered->generation, 2U);
+}
+
 // As when a process that cannot register in time is started again and again: no row of each waits.
 TEST_F(ServiceTest, ProcessesOfANameThatReplaceEachOtherHaveOneWriteWhileTheCatalogueIsLocked) {
   auto router = enter("di-router.0");

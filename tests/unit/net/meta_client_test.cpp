@@ -22,7 +22,7 @@ struct Meta {
       wire::meta_registered answer;
       answer.cluster = cluster;
       if (!refuse.empty()) {
-        answer.code = static_cast<std::uint16_t>(Code::exists);
+        answer.code = static_cast<std::uint16_t>(refuse_as);
         answer.reason = refuse;
         EXPECT_TRUE(node.endpoint.reply(in.from, answer).ok());
         return;
@@ -61,6 +61,7 @@ struct Meta {
   std::uint64_t epoch = 0;
   int registrations = 0;
   std::string refuse;
+  Code refuse_as = Code::exists;
   std::uint32_t cluster = 7;
 };
 
@@ -164,6 +165,24 @@ TEST_P(MetaClientTest, RefusalIsReportedAndNotRepeatedUntilSomethingChanged) {
   router.meta.publish(router.node.self);
   ASSERT_TRUE(wait([&] { return router.meta.registered(); }));
   EXPECT_EQ(meta.registrations, 2);
+}
+
+// One that waits for a name must not be ahead of the process that has it, when both meet a di-meta that has
+// restarted and knows neither.
+TEST_P(MetaClientTest, WhoeverWaitsForANameLetsItsHolderComeFirst) {
+  auto meta = std::make_unique<Meta>(loop, *net, 50);
+  Client holder(loop, *net, "di-kvd.host0");
+  ASSERT_TRUE(wait([&] { return holder.registered == 1; }));
+  meta->refuse = "the name is taken";
+  meta->refuse_as = Code::busy;
+  Client waits(loop, *net, "di-router.0");
+  ASSERT_TRUE(wait([&] { return meta->registrations > 2; })) << "asked again";
+  EXPECT_TRUE(waits.refused.empty());
+  meta.reset();
+  Meta again(loop, *net, 51);
+  ASSERT_TRUE(wait([&] { return again.registrations == 1; }));
+  EXPECT_TRUE(again.members.contains(3)) << "the one that waits came first";
+  ASSERT_TRUE(wait([&] { return waits.registered == 1; }));
 }
 
 // A drain in the moment between the two was lost, and new work came for as long as the process lived.
