@@ -44,6 +44,22 @@ std::string_view failure_type(int status) {
 // (basic_parser.ipp, `n >= 5`) that it is never called again with less once it has seen the last size.
 constexpr std::size_t chunk_bytes_min = 5;
 
+// Whether a chunk may begin like this: [CR LF] 1*HEXDIG, then an extension or CR LF.  `later` is false for the
+// first chunk, which has no CR LF of another before it.
+bool chunk_start_sane(std::string_view bytes, bool later) {
+  const auto skip = [&bytes](std::string_view line_end) {
+    const std::string_view part = bytes.substr(0, line_end.size());
+    bytes.remove_prefix(part.size());
+    return line_end.starts_with(part);
+  };
+  if (later && !skip("\r\n")) return false;
+  const std::size_t digits = std::min(bytes.find_first_not_of("0123456789abcdefABCDEF"), bytes.size());
+  bytes.remove_prefix(digits);
+  if (bytes.empty()) return true;
+  if (digits == 0) return false;
+  return bytes[0] == ';' || bytes[0] == ' ' || bytes[0] == '\t' || skip("\r\n");
+}
+
 // What a name or an address may hold; a comma would be two Host fields that a proxy has joined.
 bool host_sane(std::string_view host) {
   return std::none_of(host.begin(), host.end(), [](char c) {
@@ -64,6 +80,8 @@ class Collector final : public beast::http::basic_parser<true> {
   int transfer_encodings = 0;
   bool transfer_chunked = false;
   int content_lengths = 0;
+  std::uint64_t chunk_left = 0;  // of the chunk being read
+  bool chunk_seen = false;
 
  private:
   using Ec = beast::error_code;
@@ -128,8 +146,11 @@ class Collector final : public beast::http::basic_parser<true> {
     extension_bytes_ += extension.size();
     if (extension_bytes_ > chunk_extension_bytes_max) return refuse(400, "too many chunk extensions", ec);
     if (bytes > body_bytes_max - body_bytes) ec = beast::http::error::body_limit;
+    chunk_left = bytes;
+    chunk_seen = true;
   }
   std::size_t on_chunk_body_impl(std::uint64_t, beast::string_view bytes, Ec&) override {
+    chunk_left -= bytes.size();
     return take(bytes);
   }
   void on_finish_impl(Ec&) override {}
@@ -264,7 +285,7 @@ struct RequestParser::Impl {
       rest = pending;
     }
     while (!rest.empty() && state == State::body) {
-      if (parser->transfer_chunked && rest.size() < chunk_bytes_min) break;
+      if (parser->transfer_chunked && parser->chunk_left == 0 && rest.size() < chunk_bytes_min) break;
       beast::error_code ec;
       rest.remove_prefix(parser->put(boost::asio::buffer(rest.data(), rest.size()), ec));
       if (ec == beast::http::error::need_more) break;
@@ -273,6 +294,12 @@ struct RequestParser::Impl {
       } else if (parser->is_done()) {
         state = State::done;
       }
+    }
+    // Beast looks at a chunk's header when it is whole, at the last one when the trailers are: what can be none
+    // already would wait for bytes that never come.
+    if (state == State::body && parser->transfer_chunked && parser->chunk_left == 0 &&
+        !chunk_start_sane(rest, parser->chunk_seen)) {
+      parser_failed(beast::http::error::bad_chunk);
     }
     if (state == State::body) {
       if (rest.size() > header_bytes_max) {

@@ -198,6 +198,23 @@ TEST(RequestParser, BrokenChunks) {
   }
 }
 
+// Nothing else comes: whoever waits for more answers 408 in the end.
+TEST(RequestParser, AMalformedChunkSizeOfFewBytesWasTakenForOneThatIsSlow) {
+  const std::string head = "POST / HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n";
+  for (const std::string before : {"", "3\r\nhel\r\n"}) {
+    for (const char* size :
+         {"z", "zz\r\n", "-1\r\n", "+1", "\r\n", ";", "0x", "0x\r\n", "0\n", "0\rx", "00z\r\n"}) {
+      EXPECT_EQ(status_of(head + before + size), 400) << before << size;
+    }
+    for (const char* size :
+         {"", "0", "0\r", "0\r\n", "0\r\n\r", "5;", "5;a=b\r", "00000005\r", "fF", "0 ;a"}) {
+      EXPECT_EQ(status_of(head + before + size), 0) << before << size;
+    }
+  }
+  for (const char* end : {"x", "\rx", "\n", "0"}) EXPECT_EQ(status_of(head + "3\r\nhel" + end), 400) << end;
+  EXPECT_EQ(status_of(head + "3\r\nzz"), 0) << "bytes of a chunk are no header";
+}
+
 TEST(RequestParser, CodingsAndExpectations) {
   const std::string post = "POST / HTTP/1.1\r\n" + host + "Content-Length: 2\r\n";
   EXPECT_EQ(status_of(post + "Content-Encoding: gzip\r\n\r\nhi"), 415);
