@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "base/log.h"
 #include "daemon/ready.h"
+#include "kv/chain.h"
 #include "net/envelope.h"
 #include "store/erasure.h"
 
@@ -345,8 +346,10 @@ Status HostRole::on_start(daemon::Daemon& daemon) {
   });
   for (const host::Core::Work& work : core_->background())
     pulses_.push_back({&daemon.heartbeat(work.name, host_late_after), work.moves});
-  beat_timer_ =
-      std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "host beat", [this] { beat(); });
+  beat_timer_ = std::make_unique<loop::Timer>(loop, loop::TimerKind::product, "host beat", [this] {
+    beat();
+    tell_drops();
+  });
   beat_timer_->start_every(beat_every);
   loop.on_turn_end([this] {
     if (touched_) turn();
@@ -511,6 +514,19 @@ void HostRole::beat() {
   }
 }
 
+void HostRole::tell_drops() {
+  const auto news = drop_log_.look(core_->writeback(), daemon_->loop().monotonic_now());
+  if (!news) return;
+  if (news->failed > 0 || news->full > 0) {
+    log_warn("host", "pages given up: they are not written to the store",
+             {{"failed", news->failed}, {"queue_full", news->full}});
+  }
+  for (const auto& [tenant, pages] : news->over_quota) {
+    log_warn("host", "not written to the store: a tenant is over its quota",
+             {{"tenant", kv::tenant_text(tenant)}, {"pages", pages}});
+  }
+}
+
 void HostRole::turn() {
   const host::Now at = now();
   std::vector<Delayed> later;
@@ -530,10 +546,7 @@ void HostRole::turn() {
     core_->flush(at);
   }
   touched_ = false;
-  if (const std::uint64_t dropped = core_->writeback().counters().dropped_quota; dropped != quota_told_) {
-    log_warn("host", "not written to the store: a tenant is over its quota",
-             {{"pages", dropped - std::exchange(quota_told_, dropped)}});
-  }
+  tell_drops();
   host::Due due = core_->next_due();
   for (const Delayed& held : delayed_) due.sooner_liveness(held.at);
   if (!refused_.empty()) due.sooner_liveness(at.liveness + look_again_after);

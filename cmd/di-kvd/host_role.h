@@ -20,6 +20,7 @@
 #include "daemon/daemon.h"
 #include "daemon/kept.h"
 #include "data_plane.h"
+#include "drop_log.h"
 #include "host/core.h"
 #include "kv/arena.h"
 #include "parking.h"
@@ -86,6 +87,7 @@ class HostRole final : public daemon::Program {
   [[nodiscard]] host::Now now() const;
   // Loops that have moved, or have nothing to do, are alive.
   void beat();
+  void tell_drops();
   void register_metrics(daemon::Metrics& metrics);
 
   HostConfig config_;
@@ -115,8 +117,8 @@ class HostRole final : public daemon::Program {
   };
   std::vector<Delayed> delayed_;  // by `fault.at = ...=delay`
   std::vector<std::unique_ptr<Listing>> listings_;
-  bool touched_ = false;          // something happened in this turn
-  std::uint64_t quota_told_ = 0;  // pages of WritebackCounters::dropped_quota that the log has heard of
+  bool touched_ = false;  // something happened in this turn
+  DropLog drop_log_;
   bool stopping_ = false;
   bool asleep_ = false;  // by `fault.at = kvd_before_wait=drop`
   std::unique_ptr<Recovery> recovery_;

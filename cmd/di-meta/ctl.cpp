@@ -1,12 +1,11 @@
 #include "ctl.h"
 
-#include <array>
 #include <charconv>
-#include <cinttypes>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
+
+#include "kv/chain.h"
 
 namespace di::meta {
 
@@ -187,10 +186,8 @@ void show_tenants(const Service& service, daemon::Reply& reply) {
   for (const kv::Evictor::TenantRow& tenant : service.index().evictor().tenants()) {
     const auto name = service.tenant_names().find(tenant.tenant);
     if (name == service.tenant_names().end() && tenant.items == 0) continue;
-    std::array<char, 17> number{};
-    std::snprintf(number.data(), number.size(), "%016" PRIx64, tenant.tenant);
     daemon::Row row;
-    row.text("tenant", name == service.tenant_names().end() ? number.data() : name->second)
+    row.text("tenant", name == service.tenant_names().end() ? kv::tenant_text(tenant.tenant) : name->second)
         .number("bytes", tenant.bytes)
         .number("stripes", tenant.items)
         .number("quota_bytes", tenant.quota_bytes)

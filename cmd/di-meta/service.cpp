@@ -6,6 +6,7 @@
 
 #include "base/crypto.h"
 #include "base/log.h"
+#include "kv/chain.h"
 #include "kv/layout.h"
 
 namespace di::meta {
@@ -227,6 +228,7 @@ void Service::log_over_quota() {
     if ((row.refused == told.refused && row.evicted == told.evicted) || told.again > now) continue;
     log_warn("meta", "tenant over its quota",
              {{"tenant", name},
+              {"number", kv::tenant_text(number)},
               {"refused_stripes", row.refused - told.refused},
               {"evicted_stripes", row.evicted - told.evicted},
               {"bytes", row.bytes},

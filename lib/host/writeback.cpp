@@ -154,7 +154,10 @@ void Writeback::put_opened(std::uint64_t tag, const wire::meta_put_opened& answe
     const std::size_t known = std::min<std::size_t>(answer.first, job.pins.slots.size());
     for (std::size_t i = 0; i < known; ++i) pages_.written(job.pins.slots[i]);
     counters_.existed += known;
-    counters_.dropped_quota += job.pins.slots.size() - known;
+    const std::size_t dropped = job.pins.slots.size() - known;
+    counters_.dropped_quota += dropped;
+    const std::uint64_t tenant = pages_.at(job.pins.slots.front()).tenant;  // that of all
+    if (over_quota_.size() < over_quota_max || over_quota_.contains(tenant)) over_quota_[tenant] += dropped;
     return finish(tag);
   }
   if (code == Code::busy || code == Code::no_space) return retry(tag, now);

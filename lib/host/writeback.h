@@ -39,7 +39,7 @@
 // checksum there.
 //
 // Owner: the core of a di-kvd host.  Bounds: queue_pages, jobs_max (each with the scratch of one stripe's
-// parity), sightings_max; one layer group of one stripe a step.
+// parity), sightings_max, over_quota_max tenants; one layer group of one stripe a step.
 #pragma once
 
 #include <cstdint>
@@ -121,6 +121,9 @@ class Writeback {
   [[nodiscard]] std::size_t pending() const;
   [[nodiscard]] std::size_t jobs() const { return jobs_.size(); }
   [[nodiscard]] const WritebackCounters& counters() const { return counters_; }
+  // WritebackCounters::dropped_quota by tenant; those above over_quota_max are in the sum only.
+  static constexpr std::size_t over_quota_max = 1024;  // as many as di-meta has quotas for
+  [[nodiscard]] const std::map<std::uint64_t, std::uint64_t>& over_quota() const { return over_quota_; }
 
   // Adds pins and scratch slots held here; says what disagrees.
   [[nodiscard]] Status check(std::map<std::uint32_t, std::uint32_t>& pins,
@@ -217,6 +220,7 @@ class Writeback {
   std::set<Key> seen_;                              // keys sealed once
   std::deque<Key> seen_order_;
   WritebackCounters counters_;
+  std::map<std::uint64_t, std::uint64_t> over_quota_;
 };
 
 }  // namespace di::host

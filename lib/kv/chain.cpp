@@ -1,5 +1,9 @@
 #include "kv/chain.h"
 
+#include <array>
+#include <cinttypes>
+#include <cstdio>
+
 #include "base/assert.h"
 
 namespace di::kv {
@@ -57,6 +61,12 @@ std::uint64_t tenant_number(std::string_view name) {
   const Digest digest = sha256(fields.bytes());
   const auto number = get_le<std::uint64_t>(digest.data());
   return number == tenant_nobody ? 1 : number;
+}
+
+std::string tenant_text(std::uint64_t number) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016" PRIx64, number);
+  return text.data();
 }
 
 Key chain_root(const ChainOrigin& origin) {

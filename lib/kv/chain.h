@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct Namespace {
 // nothing that a key does not.  tenant_nobody: no tenant is known.
 inline constexpr std::uint64_t tenant_nobody = 0;
 [[nodiscard]] std::uint64_t tenant_number(std::string_view name);
+// As it is shown where the name is not known: 16 hex digits.
+[[nodiscard]] std::string tenant_text(std::uint64_t number);
 
 struct ChainOrigin {
   Key fingerprint;           // of the layout

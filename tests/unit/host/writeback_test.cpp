@@ -39,6 +39,7 @@ TEST_F(WritebackTest, APageOfATenantOverItsQuotaIsNotWritten) {
   say(meta, asked, refused);
   EXPECT_TRUE(idle());
   EXPECT_EQ(core->writeback().counters().dropped_quota, 1u);
+  EXPECT_EQ(core->writeback().over_quota(), (std::map<std::uint64_t, std::uint64_t>{{7, 1}}));
   EXPECT_EQ(core->writeback().counters().dropped_failed, 0u);
   advance(seconds(60));
   EXPECT_FALSE(heard<wire::meta_put_open>(meta));
