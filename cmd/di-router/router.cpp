@@ -305,35 +305,51 @@ void Router::explain(const std::string& text, daemon::Reply& reply) const {
   const request::Flight* flight = id.has_value() && core_ != nullptr ? core_->find(*id) : nullptr;
   if (flight == nullptr)
     return reply.fail(Error{Code::not_found, 0, "no request '" + text + "' is remembered here"});
-  for (const request::TimelineRow& row : flight->timeline) {
+  const auto show = [&reply](std::uint64_t at_us, std::uint16_t attempt, std::string_view event,
+                             std::string_view where, const wire::Span& span, std::string_view detail) {
     daemon::Row out;
-    out.number("at_us", to_us(row.at - flight->submitted))
-        .number("attempt", row.attempt)
-        .text("event", row.event)
-        .text("where", "di-router")
-        .number("group", 0)
-        .number("length_us", 0)
-        .text("detail", row.detail);
+    out.number("at_us", at_us)
+        .number("attempt", attempt)
+        .text("event", event)
+        .text("where", where)
+        .number("group", span.group)
+        .number("length_us", span.length_us)
+        .text("detail", detail);
     reply.row(out);
-  }
+  };
+  const auto show_all = [](const auto& rows, const auto& show_row, const auto& show_gap) {
+    for (const auto& row : rows.first()) show_row(row);
+    if (rows.missing() > 0) show_gap(rows.first().back(), "rows=" + std::to_string(rows.missing()));
+    for (const auto& row : rows.last()) show_row(row);
+  };
+  const auto since = [flight](const request::TimelineRow& row) { return to_us(row.at - flight->submitted); };
+  show_all(
+      flight->timeline,
+      [&](const request::TimelineRow& row) {
+        show(since(row), row.attempt, row.event, "di-router", {}, row.detail);
+      },
+      [&](const request::TimelineRow& before, const std::string& detail) {
+        show(since(before), before.attempt, "missing", "di-router", {}, detail);
+      });
   // Spans are on their rank's clock: relative to that rank's first span of the request.
   std::map<std::string, std::uint64_t> origin;
-  for (const request::SpanRow& row : flight->spans) {
+  const auto begin = [&](const request::SpanRow& row) {
     const auto first = origin.emplace(row.rank, row.span.start_us).first;
     first->second = std::min(first->second, row.span.start_us);
-  }
-  for (const request::SpanRow& row : flight->spans) {
-    static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "cut"};
-    daemon::Row out;
-    out.number("at_us", row.span.start_us - origin.at(row.rank))
-        .number("attempt", row.attempt)
-        .text("event", row.span.kind < std::size(kinds) ? kinds[row.span.kind] : "span")
-        .text("where", row.rank)
-        .number("group", row.span.group)
-        .number("length_us", row.span.length_us)
-        .text("detail", "");
-    reply.row(out);
-  }
+  };
+  std::ranges::for_each(flight->spans.first(), begin);
+  std::ranges::for_each(flight->spans.last(), begin);
+  show_all(
+      flight->spans,
+      [&](const request::SpanRow& row) {
+        static constexpr std::string_view kinds[] = {"wait", "swap_in", "compute", "cut"};
+        show(row.span.start_us - origin.at(row.rank), row.attempt,
+             row.span.kind < std::size(kinds) ? kinds[row.span.kind] : "span", row.rank, row.span, "");
+      },
+      [&](const request::SpanRow& before, const std::string& detail) {
+        show(before.span.start_us - origin.at(before.rank), before.attempt, "missing", before.rank, {},
+             detail);
+      });
   reply.end();
 }
 

@@ -80,6 +80,11 @@ bool is_from(const wire::Envelope& message, const LegState& leg) {
          message.peer_generation == leg.generation;
 }
 
+// What happened here, and what the rank said of it.
+std::string because(std::string_view what, std::string_view why) {
+  return why.empty() ? std::string(what) : std::string(what) + ": " + std::string(why);
+}
+
 }  // namespace
 
 wire::Scope RouterCore::scope_of(const Flight& flight, std::uint16_t rank) const {
@@ -94,15 +99,11 @@ Flight* RouterCore::current(const wire::Envelope& message) {
 }
 
 void RouterCore::note(Flight& flight, std::string_view event, std::string detail, Instant now) {
-  if (flight.timeline.size() >= timeline_rows_max) return;
-  flight.timeline.push_back({now, flight.attempt, std::string(event), std::move(detail)});
+  flight.timeline.add({now, flight.attempt, std::string(event), std::move(detail)});
 }
 
 void RouterCore::note_spans(Flight& flight, const std::string& rank, const std::vector<wire::Span>& spans) {
-  for (const wire::Span& span : spans) {
-    if (flight.spans.size() >= span_rows_max) return;
-    flight.spans.push_back({flight.attempt, rank, span});
-  }
+  for (const wire::Span& span : spans) flight.spans.add({flight.attempt, rank, span});
 }
 
 void RouterCore::start_attempt(Flight& flight, Instant now) {
@@ -332,20 +333,23 @@ void RouterCore::release_prefetch(Flight& flight) {
   flight.prefetch_host.clear();
 }
 
-void RouterCore::seat_lost(Flight& flight, Instant now) {
+void RouterCore::seat_lost(Flight& flight, std::string_view why, Instant now) {
   flight.seat_avoid = flight.decode.rank;
   close_leg(flight.decode);
   flight.seat = 0;
   flight.seat_asked = false;
   flight.started = false;
   if (flight.ended || flight.state == FlightState::queued) return;
-  if (!flight.prefill.open) return reenter(flight, "the seat was lost after the hand-over", now);
-  if (++flight.seats_failed > options_.seats_failed_max) return reenter(flight, "no seat was granted", now);
+  if (!flight.prefill.open)
+    return reenter(flight, because("the seat was lost after the hand-over", why), now);
+  if (++flight.seats_failed > options_.seats_failed_max)
+    return reenter(flight, because("no seat was granted", why), now);
   flight.seat_again = flight.seats_failed == 1 ? now : now + options_.seat_retry;
   maybe_ask_seat(flight, now);
 }
 
-void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
+void RouterCore::handover_failed(Flight& flight, const wire::prefill_refused& refused, Instant now) {
+  const auto code = static_cast<Code>(refused.code);
   note(flight, "handover_failed",
        "rank=" + flight.decode.rank.text() + " code=" + std::string(code_name(code)), now);
   const RankInfo* prefill = ranks_.find(flight.prefill.rank);
@@ -359,13 +363,15 @@ void RouterCore::handover_failed(Flight& flight, Code code, Instant now) {
   // attempt would only meet the same link: the pages are held, and are handed to another seat or the same.
   const bool link_failed = (code == Code::timeout || code == Code::unreachable) && prefill != nullptr &&
                            decode != nullptr && distance(prefill->place, decode->place) > 0;
-  if (!link_failed) return seat_lost(flight, now);
+  if (!link_failed) return seat_lost(flight, refused.reason, now);
   const Place from = prefill->place;
   flight.wish.near_host = from.host;
   const auto closer =
       ranks_.choose_decode(flight.request.model, flight.decode.tokens, from, flight.wish, flight.decode.rank);
-  if (closer.has_value() && distance(from, ranks_.find(*closer)->place) == 0) return seat_lost(flight, now);
-  if (!ranks_.reads_at(flight.request.model, decode->place.host)) return seat_lost(flight, now);
+  if (closer.has_value() && distance(from, ranks_.find(*closer)->place) == 0)
+    return seat_lost(flight, refused.reason, now);
+  if (!ranks_.reads_at(flight.request.model, decode->place.host))
+    return seat_lost(flight, refused.reason, now);
   flight.wish.near_host = decode->place.host;
   reenter(flight, "the link to the seat is too slow or broken", now);
 }
@@ -388,7 +394,7 @@ void RouterCore::bind_refused(Flight& flight, const wire::prefill_refused& refus
     flight.token_until = instant_never;
     join_queue(flight);
   } else {
-    reenter(flight, "the bind was refused", now);
+    reenter(flight, because("the bind was refused", refused.reason), now);
   }
 }
 
@@ -398,7 +404,7 @@ void RouterCore::seat_refused(Flight& flight, const wire::seat_refused& refused,
     flight.seats_failed = 0;  // the next one is asked at once
     end_if_never_taken(flight, true, now);
   }
-  seat_lost(flight, now);
+  seat_lost(flight, refused.reason, now);
 }
 
 bool RouterCore::leave_out(Flight& flight, const LegState& leg, std::uint16_t code,
@@ -472,7 +478,7 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
         }
         if (flight->prefill_token) {
           if (!of_this_seat) break;  // of a seat before this one
-          handover_failed(*flight, static_cast<Code>(refused->code), now);
+          handover_failed(*flight, *refused, now);
           break;
         }
         bind_refused(*flight, *refused, now);
@@ -617,7 +623,7 @@ void RouterCore::on_done(const wire::Envelope& message, const wire::request_done
   if (prefill) {
     if (flight->started) return;
     if (done.code != 0) {
-      reenter(*flight, "prefill ended: " + done.reason, now);
+      reenter(*flight, because("prefill ended", done.reason), now);
     } else if (flight->seat == 0) {
       // It was handed to a seat that is lost meanwhile, and nobody has the pages any more for another.
       reenter(*flight, "the seat was lost after the hand-over", now);
@@ -626,9 +632,9 @@ void RouterCore::on_done(const wire::Envelope& message, const wire::request_done
   }
   if (done.code != 0) {
     if (!flight->started && (flight->prefill.open || flight->state == FlightState::queued)) {
-      seat_lost(*flight, now);
+      seat_lost(*flight, done.reason, now);
     } else {
-      reenter(*flight, "decode ended: " + done.reason, now);
+      reenter(*flight, because("decode ended", done.reason), now);
     }
     return;
   }
@@ -763,7 +769,7 @@ void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
         close_leg(flight.decode);
         reenter(flight, "decode was lost", now);
       } else {
-        seat_lost(flight, now);
+        seat_lost(flight, "decode was lost", now);
       }
     }
   }

@@ -125,9 +125,9 @@ class RouterCore {
   void bind(Flight& flight, const RankName& rank, Instant now);
   void ask_seat(Flight& flight, Instant now);
   void say_seat(Flight& flight, Instant now);
-  void seat_lost(Flight& flight, Instant now);
+  void seat_lost(Flight& flight, std::string_view why, Instant now);
   // The hand-over failed and the pages are still held.
-  void handover_failed(Flight& flight, Code code, Instant now);
+  void handover_failed(Flight& flight, const wire::prefill_refused& refused, Instant now);
   void bind_refused(Flight& flight, const wire::prefill_refused& refused, Instant now);
   void seat_refused(Flight& flight, const wire::seat_refused& refused, Instant now);
   // "Do not repeat it", of one rank: others may have more room.  False: the rank said something else.

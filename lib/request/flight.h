@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/time.h"
 #include "request/emit.h"
+#include "request/first_and_last.h"
 #include "request/rank_table.h"
 #include "wire/messages.h"
 
@@ -50,6 +51,7 @@ struct SpanRow {
   std::string rank;
   wire::Span span;
 };
+// Of either the first half and the last is kept: a request that went wrong has its reason at the end.
 inline constexpr std::size_t timeline_rows_max = 256;
 inline constexpr std::size_t span_rows_max = 1024;
 
@@ -109,8 +111,8 @@ struct Flight {
   bool touched = false;            // listed in touched_
   Instant listed = instant_never;  // in dues_
 
-  std::vector<TimelineRow> timeline;
-  std::vector<SpanRow> spans;
+  FirstAndLast<TimelineRow> timeline{timeline_rows_max};
+  FirstAndLast<SpanRow> spans{span_rows_max};
 };
 
 }  // namespace di::request

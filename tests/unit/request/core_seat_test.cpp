@@ -47,6 +47,54 @@ TEST_F(RouterTest, ARefusedSeatIsAskedElsewhereAndLaterAgain) {
   EXPECT_EQ(attempt(id), 1);
 }
 
+TEST_F(RouterTest, TheEndOfARequestThatWasRefusedAHundredTimesWasMissingInItsTimeline) {
+  lose(decode1);
+  grant(decode0, 1000);
+  const RequestId id = submit();
+  matched(id, 0);
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_TRUE(heard<wire::decode_seat>(decode0)) << i;
+    say(decode0, scope(id), wire::seat_refused{static_cast<wire::U16>(Code::busy), "no seat"});
+    advance(milliseconds(50));
+  }
+  core->cancel(id, Code::cancelled, now);
+  listen();
+  done(prefill0, id, Code::cancelled);
+  done(decode0, id, Code::cancelled);
+  const auto& rows = core->find(id)->timeline;
+  EXPECT_EQ(rows.first().front().event, "submitted");
+  EXPECT_GT(rows.missing(), 300U);
+  EXPECT_LE(rows.first().size() + rows.last().size(), timeline_rows_max);
+  EXPECT_TRUE(std::any_of(rows.last().begin(), rows.last().end(),
+                          [](const TimelineRow& row) { return row.event == "end"; }));
+  expect_nothing_held();
+}
+
+TEST_F(RouterTest, WhatTheRankSaidOfARefusalWasNotInTheAnswer) {
+  RouterCore::Options few = options();
+  few.attempts_max = 1;
+  few.seats_failed_max = 1;
+  begin(few);
+  const RequestId bound = submit();
+  matched(bound, 0);
+  const auto bind = heard<wire::prefill_bind>(prefill0);
+  ASSERT_TRUE(bind);
+  say(prefill0, scope(bound),
+      wire::prefill_refused{bind->bind, static_cast<wire::U16>(Code::busy), "no room in the arena", 0, {}});
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].reason, "the bind was refused: no room in the arena");
+  begin(few);
+  endings.clear();
+  const RequestId seated = submit();
+  matched(seated, 0);
+  for (const std::string& rank : {decode0, decode1}) {
+    ASSERT_TRUE(heard<wire::decode_seat>(rank));
+    say(rank, scope(seated), wire::seat_refused{static_cast<wire::U16>(Code::busy), "no room in the pool"});
+  }
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].reason, "no seat was granted: no room in the pool");
+}
+
 TEST_F(RouterTest, RequestsThatWaitForASeatWalkedOverAllRanksAgainAndAgain) {
   grant(decode0, 0);
   grant(decode1, 0);
@@ -273,7 +321,7 @@ TEST_F(RouterTest, WithoutSuchASeatThePromptIsReadAgainNearTheFirstOne) {
   EXPECT_EQ(attempt(id), 2);
   matched(id, 0, 2);
   ASSERT_TRUE(heard<wire::prefill_bind>(prefill1));  // not the first by name
-  const std::vector<TimelineRow>& rows = core->find(id)->timeline;
+  const std::vector<TimelineRow>& rows = core->find(id)->timeline.first();
   EXPECT_TRUE(std::any_of(rows.begin(), rows.end(), [](const TimelineRow& row) {
     return row.event == "handover_failed" && row.detail.find("code=timeout") != std::string::npos;
   }));

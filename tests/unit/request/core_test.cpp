@@ -374,7 +374,7 @@ TEST_F(RouterTest, FinishedRequestsAreRememberedWithinABound) {
   }
   EXPECT_EQ(core->find(ids[0]), nullptr);
   ASSERT_NE(core->find(ids[2]), nullptr);
-  EXPECT_FALSE(core->find(ids[2])->timeline.empty());
+  EXPECT_FALSE(core->find(ids[2])->timeline.first().empty());
   EXPECT_TRUE(core->find(ids[2])->request.prompt.empty());
 }
 
