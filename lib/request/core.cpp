@@ -192,7 +192,10 @@ void RouterCore::hint_prefetch(const Queue& queue, const std::string& model, Ins
     Flight& flight = flights_.at(id);
     if (flight.hit_blocks == 0 || !flight.prefetch_host.empty()) continue;
     const std::string host = ranks_.choose_host(model, flight.wish);
-    if (!kvd_hosts_.contains(host)) return;  // most likely it is the one for the others too
+    if (!kvd_hosts_.contains(host)) {
+      if (!flight.wish.never.empty()) continue;
+      return;  // most likely it is the one for the others too
+    }
     flight.prefetch_host = host;
     wire::kv_prefetch hint;
     hint.keys.assign(flight.keys.begin(), flight.keys.begin() + flight.hit_blocks);
@@ -448,8 +451,11 @@ void RouterCore::on_message(const wire::Envelope& message, Instant now) {
     case wire::rank_credit::number:
       if (auto credit = message.as<wire::rank_credit>()) {
         const RankName name{message.peer, message.scope.rank};
+        const RankInfo* rank = ranks_.find(name);
+        const bool took_some = rank != nullptr && !rank->credit.draining;
         if (!ranks_.credit(name, message.peer_generation, *credit)) break;
-        dispatch_due_ = dispatch_due_ || ranks_.find(name)->takes_bind();
+        if (took_some && rank->credit.draining) may_come_back(*rank, now);
+        dispatch_due_ = dispatch_due_ || rank->takes_bind();
         watch_absence(now);
       }
       break;
@@ -739,8 +745,14 @@ void RouterCore::on_peer_up(const wire::Member& member, Instant now) {
   settle(now);
 }
 
+// It was lost, or takes nothing now.
+void RouterCore::may_come_back(const RankInfo& rank, Instant now) {
+  lost_at_[{rank.model, rank.decode}] = now;
+  dispatch_due_ = true;  // whoever waits for it alone waits no longer than absence_wait
+}
+
 void RouterCore::on_peer_lost(const std::string& instance, Instant now) {
-  if (const RankInfo* rank = ranks_.find({instance, 0})) lost_at_[{rank->model, rank->decode}] = now;
+  if (const RankInfo* rank = ranks_.find({instance, 0})) may_come_back(*rank, now);
   ranks_.remove(instance);  // first: what is lost here looks for a place elsewhere
   if (instance == meta_) {
     meta_.clear();

@@ -134,6 +134,7 @@ class RouterCore {
   static bool leave_out(Flight& flight, const LegState& leg, std::uint16_t code, const std::string& reason);
   // Ends the flight when every rank of the kind said that: with absence_wait for one that was lost just now.
   void end_if_never_taken(Flight& flight, bool decode, Instant now);
+  void may_come_back(const RankInfo& rank, Instant now);
   void maybe_ask_seat(Flight& flight, Instant now);
   [[nodiscard]] bool wants_seat(const Flight& flight) const;
   [[nodiscard]] static bool waits_for_seat(const Flight& flight) {
@@ -189,7 +190,7 @@ class RouterCore {
   [[nodiscard]] std::string absence(const std::string& model) const;
   // By model: since when no prefill or no decode rank is up.  A model that was never served is not here.
   std::map<std::string, Instant> absent_since_;
-  std::map<std::pair<std::string, bool>, Instant> lost_at_;  // by model and kind: when one was lost last
+  std::map<std::pair<std::string, bool>, Instant> lost_at_;  // by model and kind: may_come_back() last
   std::uint64_t reentries_ = 0;
   std::uint64_t matched_blocks_ = 0;
   std::uint64_t visits_ = 0;

@@ -280,6 +280,34 @@ TEST_F(RouterTest, ARequestThatWaitsForALargerRankKeepsNobodyElseWaiting) {
   EXPECT_EQ(bound.request, large);
 }
 
+// Its host's arena is restarted, or it is asked to stop and another is on its way: it counted as if it had never been.
+TEST_F(RouterTest, ARequestThatFitsNoneOfTheOthersWaitsAWhileForTheOneThatDrains) {
+  grant(prefill1, 8, true);
+  const RequestId id = submit();
+  matched(id, 0);
+  bind_never_fits(prefill0, id);
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_TRUE(endings.empty());
+  EXPECT_EQ(core->next_due(), now + seconds(15));
+  grant(prefill1, 8);
+  EXPECT_TRUE(heard<wire::prefill_bind>(prefill1));
+}
+
+// It waited for its first token instead.
+TEST_F(RouterTest, WhoWaitsForALargerRankHearsThatItWent) {
+  grant(prefill1, 0);
+  const RequestId id = submit();
+  matched(id, 0);
+  bind_never_fits(prefill0, id);
+  say(decode0, scope(id), wire::seat_granted{5, kvd});
+  EXPECT_EQ(state(id), FlightState::queued);
+  lose(prefill1);
+  EXPECT_EQ(core->next_due(), now + seconds(15));
+  advance(seconds(15));
+  ASSERT_EQ(endings.size(), 1U);
+  EXPECT_EQ(endings[0].reason, "longer than the arena");
+}
+
 // The larger rank is away for a moment: only when it stays away the word of the others counts.
 TEST_F(RouterTest, ARequestThatFitsNoneOfThoseThatAreUpWaitsAWhileForTheOneThatWasLost) {
   const RequestId id = submit();
