@@ -266,7 +266,7 @@ void Core::from_rank(const Peer& rank, const wire::Envelope& message, const Now&
       break;
     case wire::kv_expect::number:
       if (auto body = decode<wire::kv_expect>(message)) {
-        if (handovers_.expect(holder, message.scope, *body, now)) {
+        if (handovers_.expect(holder, message.scope, *body, is_made_here(holder), now)) {
           fetches_.begin(holder, message.scope, {FetchKind::expect, std::move(body->keys), 1}, now);
         }
       }
@@ -406,6 +406,7 @@ void Core::from_host(const Peer& host, const wire::Envelope& message, const Now&
 }
 
 void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message) {
+  if (message.unheard != 0) give_back_since(holder, message.unheard);
   wire::kv_opened answer;
   answer.tag = message.tag;
   if (message.page_blocks.empty()) {
@@ -418,7 +419,7 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
   } else {
     Claim& claim = claims_[holder];
     for (const std::uint32_t slot : *slots) {
-      claim.grants.insert(slot);
+      claim.grants.emplace(slot, message.tag);
       answer.slots.push_back(pages_.ref({slot, 0, pages_.at(slot).blocks, 0}));
     }
   }
@@ -427,13 +428,32 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
                                       {scope.request, scope.attempt, scope.rank, 0}, answer));
 }
 
+bool Core::is_made_here(const Holder& holder) const {
+  return std::any_of(claims_.begin(), claims_.end(), [&](const auto& claim) {
+    return claim.first.request == holder.request && claim.first.attempt == holder.attempt &&
+           claim.first.client != holder.client;
+  });
+}
+
+void Core::give_back_since(const Holder& holder, std::uint64_t tag) {
+  const auto found = claims_.find(holder);
+  if (found == claims_.end()) return;
+  Claim& claim = found->second;
+  std::erase_if(claim.grants, [&](const auto& grant) {
+    if (grant.second < tag) return false;
+    pages_.give_back(grant.first);
+    return true;
+  });
+  if (claim.grants.empty() && claim.pins.slots.empty()) claims_.erase(found);
+}
+
 std::set<std::uint32_t> Core::held_by(const Holder& holder) const {
   std::set<std::uint32_t> slots;
   if (const PinSet* fetched = fetches_.pins_of(holder))
     slots.insert(fetched->slots.begin(), fetched->slots.end());
   if (const auto claim = claims_.find(holder); claim != claims_.end()) {
     slots.insert(claim->second.pins.slots.begin(), claim->second.pins.slots.end());
-    slots.insert(claim->second.grants.begin(), claim->second.grants.end());
+    for (const auto& [slot, tag] : claim->second.grants) slots.insert(slot);
   }
   return slots;
 }
@@ -461,7 +481,7 @@ void Core::seal(const Holder& holder, const wire::kv_sealed& message, const Now&
   } else {
     pages_.pin(claim.pins, slot);
     pages_.seal(message);
-    handovers_.page_sealed_for(holder, pages_.at(slot).place.bytes);
+    if (tail || pages_.at(slot).owned > 0) handovers_.page_sealed_for(holder, pages_.at(slot).place.bytes);
     if (pages_.at(slot).owned > 0) writeback_.sealed(slot, message.reuse, now);
     handovers_.page_sealed(now);
   }
@@ -489,7 +509,7 @@ void Core::release_claim(const Holder& holder, bool by_client) {
   if (found == claims_.end()) return;
   Claim claim = std::move(found->second);
   claims_.erase(found);
-  for (const std::uint32_t slot : claim.grants) {
+  for (const auto& [slot, tag] : claim.grants) {
     // A lost rank that still maps the arena may be frozen in the middle of a copy.
     if (!by_client && attached_.contains(holder.client)) {
       pages_.give_up(slot, holder.client);
@@ -703,7 +723,7 @@ Status Core::check() const {
     holders.push_back(holder);
     if (claim.grants.empty() && claim.pins.slots.empty()) return broken("a holder of nothing");
     for (const std::uint32_t slot : claim.pins.slots) ++pins[slot];
-    for (const std::uint32_t slot : claim.grants) {
+    for (const auto& [slot, tag] : claim.grants) {
       if (!grants.insert(slot).second) return broken("a page is granted twice");
       if (!pages_.all().contains(slot) || pages_.at(slot).state != PageState::granted) {
         return broken("a grant of a page that is not granted");

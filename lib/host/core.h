@@ -162,8 +162,8 @@ class Core final : private Peers, private Handovers::Peers {
 
  private:
   struct Claim {
-    PinSet pins;  // sealed by the holder
-    std::set<std::uint32_t> grants;
+    PinSet pins;                                    // sealed by the holder
+    std::map<std::uint32_t, std::uint64_t> grants;  // by slot: the tag of its kv_open
   };
   struct PeerState {
     std::uint32_t generation = 0;
@@ -187,6 +187,10 @@ class Core final : private Peers, private Handovers::Peers {
   // Of a store, or of a host whose arena is read.
   void from_source(const Peer& source, const wire::Envelope& message, const Now& now);
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
+  // Another client, a prefill rank, has pages of that request here.
+  [[nodiscard]] bool is_made_here(const Holder& holder) const;
+  // Grants whose answers were not heard.
+  void give_back_since(const Holder& holder, std::uint64_t tag);
   // Slots that a request has pinned or been granted.
   [[nodiscard]] std::set<std::uint32_t> held_by(const Holder& holder) const;
   void seal(const Holder& holder, const wire::kv_sealed& message, const Now& now);

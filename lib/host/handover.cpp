@@ -295,7 +295,7 @@ void Handovers::drop_source(std::map<Name, Source>::iterator found) {
 // ---- B ---------------------------------------------------------------------------------------------------
 
 bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wire::kv_expect& message,
-                       const Now& now) {
+                       bool made_here, const Now& now) {
   wire::kv_expected answer;
   answer.seat = message.seat;
   if (const auto known = seats_.find(holder); known != seats_.end()) {
@@ -315,10 +315,12 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   if (message.keys.size() > limits_.keys_max) return refuse(Code::invalid);
   if (seat_names_.contains(seat_name)) return refuse(Code::exists);
   if (!pages_.has_layout()) return refuse(Code::busy);
-  const std::uint64_t need = room_for(message.keys, message.tail_tokens > 0);
+  const std::uint64_t blocks_need = room_for(message.keys);
+  const std::uint64_t need = blocks_need + (message.tail_tokens > 0 ? pages_.room_bytes(1) : 0);
   if (need > pages_.bytes_total()) return refuse(Code::invalid);
-  // Whose pages are all here waits for nobody: its seat is what lets go of them.
-  if (need > 0 && reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable())
+  // Whose pages are all here, with the tail, waits for nobody: its seat is what lets go of them.
+  const bool needs_none = blocks_need == 0 && made_here;
+  if (!needs_none && reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable())
     return refuse(Code::busy);
   const Result<std::uint32_t> entry = entries_.take();
   if (!entry) return refuse(Code::busy);
@@ -341,14 +343,12 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   return true;
 }
 
-std::uint64_t Handovers::room_for(const std::vector<Key>& keys, bool tail) const {
+std::uint64_t Handovers::room_for(const std::vector<Key>& keys) const {
   std::uint32_t missing = 0;
   for (const Key& key : keys) missing += pages_.has(key) ? 0 : 1;
-  if (missing == 0) return 0;
   const std::uint32_t page_blocks = pages_.layout().page_blocks();
   std::uint64_t room = std::uint64_t{missing / page_blocks} * pages_.room_bytes(page_blocks);
   if (missing % page_blocks != 0) room += pages_.room_bytes(missing % page_blocks);
-  if (tail) room += pages_.room_bytes(1);
   return room;
 }
 

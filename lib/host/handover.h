@@ -131,8 +131,9 @@ class Handovers {
   void release_source(const Holder& holder);
 
   // B.
-  // True when the seat is there now: its missing blocks are worth a plan.
-  bool expect(const Holder& holder, const wire::Scope& scope, const wire::kv_expect& message, const Now& now);
+  // True when the seat is there now: its missing blocks are worth a plan.  `made_here`: its prefill is on this host.
+  bool expect(const Holder& holder, const wire::Scope& scope, const wire::kv_expect& message, bool made_here,
+              const Now& now);
   // Returns the seat's holder when it is opened: what it fetched by itself is not needed any more.
   std::optional<Holder> open(const Peer& a, const wire::Scope& scope, const wire::handover_open& message);
   void pages(const Peer& a, const wire::Scope& scope, const wire::handover_pages& message);
@@ -239,8 +240,8 @@ class Handovers {
   void end_source(const Name& name, Code code);
   void drop_source(std::map<Name, Source>::iterator source);
 
-  // Of blocks that are not here, and of a tail that comes with them.
-  [[nodiscard]] std::uint64_t room_for(const std::vector<Key>& keys, bool tail) const;
+  // Of blocks that are not here.
+  [[nodiscard]] std::uint64_t room_for(const std::vector<Key>& keys) const;
   void need_less(Seat& seat, std::uint64_t bytes);
   void drop_seat(std::map<Holder, Seat>::iterator seat);
   // Back to waiting: what A may be writing goes into quarantine.

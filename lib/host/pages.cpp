@@ -92,6 +92,7 @@ Result<std::vector<std::uint32_t>> Pages::take(std::span<const std::uint32_t> bl
 // One after the other, each as soon as there is room for it: to begin anew after each page that is thrown out
 // would be n * n of work.
 bool Pages::fits(std::span<const std::uint32_t> blocks, const std::set<std::uint32_t>& beside) const {
+  if (!layout_) return true;
   std::uint64_t room = 0;
   for (const std::uint32_t count : blocks) room += room_bytes(count);
   for (const std::uint32_t slot : beside) room += at(slot).place.bytes;
@@ -181,7 +182,7 @@ bool Pages::verify_next(std::uint32_t slot) {
   if (filling.groups < layout_->groups()) return true;
   record(filling);
   DI_ASSERT(filling.pins > 0);
-  if (filling.indexed) index_remove(filling);
+  if (filling.indexed) index_remove(filling, 0);
   become(filling, PageState::sealed);
   filling.peer_writes = 0;
   port_.slot_state(slot, kv::SlotState::sealed);
@@ -193,7 +194,7 @@ bool Pages::verify_next(std::uint32_t slot) {
 void Pages::spoil(std::uint32_t slot) {
   Page& spoilt = page(slot);
   DI_ASSERT(spoilt.state == PageState::filling);
-  if (spoilt.indexed) index_remove(spoilt);
+  if (spoilt.indexed) index_remove(spoilt, 0);
   become(spoilt, PageState::quarantined);
   ++counters_.quarantined;
   settle(slot);
@@ -439,6 +440,7 @@ void Pages::index_add(Page& sealed) {
     if (count != continuations_.end()) sealed.continued += count->second;
   }
   sealed.indexed = true;
+  if (!sealed.keys.empty()) continue_chain(sealed);
   if (sealed.owned > 0) {
     publish(sealed);
   } else if (!sealed.keys.empty()) {
@@ -446,8 +448,9 @@ void Pages::index_add(Page& sealed) {
   }
 }
 
-void Pages::index_remove(Page& gone) {
+void Pages::index_remove(Page& gone, std::uint64_t use) {
   gone.indexed = false;
+  if (gone.state == PageState::sealed && !gone.keys.empty()) end_chain(gone, use);
   for (std::uint32_t i = 0; i < gone.keys.size(); ++i) {
     if (gone.state == PageState::filling) {
       const auto found = filling_.find(gone.keys[i]);
@@ -524,14 +527,6 @@ void Pages::evictable(Page& held) {
   evictable_.emplace(held.use, held.place.slot);
   evictable_bytes_ += held.place.bytes;
   if (held.continued == 0) leaves_.emplace(held.use, held.place.slot);
-  if (held.parent == Key{}) return;
-  ++continuations_[held.parent];
-  const auto found = sealed_.find(held.parent);
-  if (found == sealed_.end()) return;
-  for (const Place& place : found->second) {
-    Page& before = page(place.slot);
-    if (before.continued++ == 0 && before.use != 0) leaves_.erase(before.use);
-  }
 }
 
 void Pages::become(Page& page, PageState state) {
@@ -543,9 +538,10 @@ void Pages::become(Page& page, PageState state) {
 void Pages::free(std::uint32_t slot) {
   Page& gone = page(slot);
   DI_ASSERT(gone.pins == 0 && gone.peer_writes == 0 && !gone.rank_writes);
+  const std::uint64_t use = gone.use;
   not_evictable(gone);
   DI_ASSERT(!gone.former && !gone.checking);
-  if (gone.indexed) index_remove(gone);
+  if (gone.indexed) index_remove(gone, use);
   if (gone.published && added_.erase(slot) == 0) removed_.push_back(gone.number);
   port_.slot_free(slot);
   --counts_[static_cast<std::size_t>(gone.state)];
@@ -559,15 +555,29 @@ void Pages::not_evictable(Page& held) {
   evictable_.erase(use);
   leaves_.erase(use);
   evictable_bytes_ -= held.place.bytes;
-  if (held.parent == Key{}) return;
-  const auto count = continuations_.find(held.parent);
+}
+
+void Pages::continue_chain(const Page& fresh) {
+  if (fresh.parent == Key{}) return;
+  ++continuations_[fresh.parent];
+  const auto found = sealed_.find(fresh.parent);
+  if (found == sealed_.end()) return;
+  for (const Place& place : found->second) {
+    Page& before = page(place.slot);
+    if (before.continued++ == 0 && before.use != 0) leaves_.erase(before.use);
+  }
+}
+
+void Pages::end_chain(const Page& gone, std::uint64_t use) {
+  if (gone.parent == Key{}) return;
+  const auto count = continuations_.find(gone.parent);
   if (--count->second == 0) continuations_.erase(count);
-  const auto found = sealed_.find(held.parent);
+  const auto found = sealed_.find(gone.parent);
   if (found == sealed_.end()) return;
   for (const Place& place : found->second) {
     Page& before = page(place.slot);
     if (--before.continued > 0 || before.use == 0) continue;
-    // Whoever used what continues it used it too.
+    // Whoever used what continued it used it too.
     if (before.use < use && !evictable_.contains(use)) {
       evictable_.erase(before.use);
       before.use = use;

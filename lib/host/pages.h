@@ -23,8 +23,8 @@
 // that page goes, to the next one.  A page that owns a key is told to di-meta (take_changes).
 //
 // Owner: the core of a di-kvd host.  Bounds: the payload, slots_max.  Eviction is least recently used among the
-// pages that no other evictable one continues: without its beginning nobody finds the rest of a chain.  What such a
-// page continued is as recent as it was.
+// pages that no other continues: without its beginning nobody finds the rest of a chain.  What such a page continued
+// is as recent as it was.
 #pragma once
 
 #include <array>
@@ -71,7 +71,7 @@ struct Page {
   bool indexed = false;             // its keys are in the index (filling or sealed)
   bool published = false;           // told to di-meta, or about to be
   std::uint64_t use = 0;            // last use, when evictable
-  std::uint32_t continued = 0;      // sealed: by so many evictable pages
+  std::uint32_t continued = 0;      // sealed: by so many others
 };
 
 // Slots pinned by one holder, in chain order; a slot may be in it twice.
@@ -218,7 +218,8 @@ class Pages {
   };
   [[nodiscard]] Page& page(std::uint32_t slot);
   void index_add(Page& page);
-  void index_remove(Page& page);
+  // `use`: its last one, 0 when that does not count.
+  void index_remove(Page& gone, std::uint64_t use);
   void publish(Page& page);
   void show(Page& page, kv::SlotState state);
   void record(const Page& page);
@@ -229,6 +230,9 @@ class Pages {
   void free(std::uint32_t slot);
   void evictable(Page& page);
   void not_evictable(Page& page);
+  // What it continues is not the end of the chain; is again, and as recent as it was.
+  void continue_chain(const Page& fresh);
+  void end_chain(const Page& gone, std::uint64_t use);
   // The next to be evicted; there is one.
   [[nodiscard]] std::uint32_t victim() const;
 
@@ -243,7 +247,7 @@ class Pages {
   std::unordered_map<Key, Place> filling_;
   std::map<std::uint64_t, std::uint32_t> evictable_;      // use -> slot
   std::map<std::uint64_t, std::uint32_t> leaves_;         // of them, those that no other continues
-  std::unordered_map<Key, std::uint32_t> continuations_;  // how many evictable pages continue the block
+  std::unordered_map<Key, std::uint32_t> continuations_;  // how many sealed pages continue the block
   std::uint64_t evictable_bytes_ = 0;
   std::uint64_t last_use_ = 0;
   std::uint64_t next_number_ = 1;

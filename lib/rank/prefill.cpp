@@ -220,7 +220,8 @@ void PrefillCore::open_pages(Request& request, std::uint32_t first, std::uint32_
     if (request.state == State::opening) request.state = State::admitting;
     return;
   }
-  // Pages of an earlier, unanswered kv_open are asked for again; its answer no longer has the tag.
+  // Pages of an earlier, unanswered kv_open are asked for again; its answer no longer has the tag, and what it brought
+  // is given back.
   ask_open(request, now);
 }
 
@@ -228,6 +229,8 @@ void PrefillCore::ask_open(Request& request, Instant now) {
   wire::kv_open open;
   for (const std::size_t page : request.opening) open.page_blocks.push_back(request.pages[page].count);
   open.tag = request.open_tag = next_tag_++;
+  if (request.open_since == 0) request.open_since = open.tag;
+  open.unheard = request.open_since;
   request.open_again = now + open_answer_wait;
   to_kvd(request.scope, open);
 }
@@ -253,6 +256,7 @@ void PrefillCore::opened(Request& request, const wire::kv_opened& answer, Instan
     page.granted = true;
   }
   request.opening.clear();
+  request.open_since = 0;
   if (request.state == State::opening) request.state = State::admitting;
 }
 

@@ -50,6 +50,7 @@ struct PrefillRequest : RankRequest {
   std::uint32_t groups_wanted = 0;  // runnable when groups_ready reaches it
   std::vector<PrefillPage> pages;
   std::uint64_t open_tag = 0;        // of the newest kv_open
+  std::uint64_t open_since = 0;      // of the first one of which no answer was used; 0: all were
   std::vector<std::size_t> opening;  // pages that kv_open was sent for
   Instant open_again{};              // when to ask again after busy
   Instant open_until{};

@@ -391,13 +391,29 @@ TEST_F(HandoverTest, WhosePagesAreAllHereGetsASeatWhateverOthersWaitFor) {
   EXPECT_EQ(handed(), Code::ok);
 }
 
+// Its prefill is on another host: the tail needs room here.
+TEST_F(HandoverTest, ASeatForATailFromElsewhereNeedsRoomThoughAllBlocksAreHere) {
+  cached({keys.begin(), keys.begin() + 4});
+  const std::vector<Key> here(keys.begin(), keys.begin() + 4);
+  say(prefill, scope, wire::kv_open{std::vector<std::uint32_t>(15, 4), 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  const wire::Scope other{test_request(2), 1, 3, 0};
+  say(decode, other, wire::kv_expect{9, here, Key{}, 0});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, 0);
+  const wire::Scope third{test_request(3), 1, 3, 0};
+  say(prefill, third, wire::kv_fetch{here});  // nothing is left that could be thrown out
+  say(decode, third, wire::kv_expect{10, here, Key{}, 3});
+  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, static_cast<std::uint16_t>(Code::busy));
+}
+
 // They were counted twice, once as pages and once as room for them.
 TEST_F(HandoverTest, PagesThatAreMadeForASeatHereNeedNoMoreRoom) {
   expected(8);
   const std::uint64_t whole = gauge("reserved_bytes");
   seal(prefill, scope, {keys.begin(), keys.begin() + 4});
   EXPECT_EQ(gauge("reserved_bytes"), whole - layout.page_bytes(4));
-  seal(prefill, test_scope_of(2), test_keys(2, 0, 2));  // another's
+  seal(prefill, test_scope_of(2), test_keys(2, 0, 2));     // another's
+  seal(prefill, scope, {keys.begin(), keys.begin() + 4});  // brings nothing
   EXPECT_EQ(gauge("reserved_bytes"), whole - layout.page_bytes(4));
   seal(prefill, scope, {keys.begin() + 4, keys.end()});
   tail = seal(prefill, scope, {});

@@ -176,6 +176,32 @@ TEST_F(PagesTest, WhatFitsBesideNothingOfItsOwnRequestNeverFits) {
   EXPECT_EQ(opened(2, {4, 4}), 0);
 }
 
+// The answer was late: what it had granted stayed the request's, and the prompt seemed to fit no more.
+TEST_F(PagesTest, WhatWasGrantedInAnAnswerThatNobodyHeardIsGivenBack) {
+  const auto open = [&](std::uint64_t tag, std::uint64_t unheard) {
+    say(prefill, scope(1), wire::kv_open{{4, 4, 4}, tag, unheard});
+    const auto answer = heard<wire::kv_opened>(prefill);
+    EXPECT_EQ(answer->tag, tag);
+    return answer->code;
+  };
+  EXPECT_EQ(open(7, 7), 0);
+  EXPECT_EQ(open(8, 7), 0);
+  EXPECT_EQ(open(9, 7), 0);
+  EXPECT_EQ(open(10, 10), static_cast<std::uint16_t>(Code::invalid));  // those of 9 are in use
+  const auto left = [&] { return core->pages().bytes_free(); };
+  EXPECT_EQ(left(), layout.page_bytes(4));
+  say(prefill, scope(1), wire::kv_release{});
+  EXPECT_EQ(left(), 4 * layout.page_bytes(4));
+  EXPECT_TRUE(idle());
+}
+
+// A rank that has told no layout.
+TEST_F(PagesTest, WithoutALayoutThereIsNoRoomYet) {
+  Pages pages({.payload_bytes = 1 << 20, .slots_max = 8}, arena);
+  EXPECT_TRUE(pages.fits(std::vector<std::uint32_t>{1}, {}));
+  EXPECT_EQ(pages.take(std::vector<std::uint32_t>{1}, PageState::granted).error().code, Code::busy);
+}
+
 // So it is when the beginning was there before, and is let go of together with the end.
 TEST_F(PagesTest, WhatARequestMadeIsEvictedBeforeWhatItContinued) {
   cached(test_keys(1, 0, 4));
@@ -245,6 +271,28 @@ TEST_F(PagesTest, AChainThatIsLetGoOfInPartsIsEvictedFromItsEnd) {
       say(prefill, scope(20), wire::kv_release{});
     }
   }
+}
+
+// What continues it was being written back, and so was in nobody's way: it went, and the rest could not be found.
+TEST_F(PagesTest, WhatAPinnedPageContinuesStaysWhileAnythingElseCanGo) {
+  cached(test_keys(1, 0, 4));
+  const std::vector<Key> keys = test_keys(1, 4, 4);
+  say(prefill, scope(1), wire::kv_open{{4}, 1});
+  const wire::SlotRef slot = heard<wire::kv_opened>(prefill)->slots.at(0);
+  for (std::uint32_t g = 0; g < 4; ++g) arena.write(layout, slot, g, test_crcs(keys)[g]);
+  say(prefill, scope(1), wire::kv_sealed{slot, test_key(1, 3), keys, test_crcs(keys), 0, 0});
+  settle_puts();
+  cached(test_keys(7, 0, 4));
+  say(prefill, scope(2), wire::kv_open{{4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  EXPECT_TRUE(core->pages().has(test_key(1, 0)));
+  EXPECT_TRUE(core->pages().has(test_key(1, 4)));
+  EXPECT_FALSE(core->pages().has(test_key(7, 0)));
+  say(prefill, scope(2), wire::kv_release{});
+  say(prefill, scope(2), wire::kv_open{{4, 4, 4}, 1});
+  EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
+  EXPECT_FALSE(core->pages().has(test_key(1, 0))) << "nothing else was left";
+  EXPECT_TRUE(core->pages().has(test_key(1, 4)));
 }
 
 // Of two chains with one beginning that goes last which was used last, and the beginning with it.

@@ -121,6 +121,8 @@ TEST_F(PrefillTest, AnUnansweredOpenIsSaidAgain) {
   const auto again = heard<wire::kv_open>();
   ASSERT_TRUE(again);
   EXPECT_NE(again->tag, first->tag);
+  EXPECT_EQ(first->unheard, first->tag);
+  EXPECT_EQ(again->unheard, first->tag);
   advance(seconds(8));
   EXPECT_TRUE(heard<wire::prefill_refused>());
 }
