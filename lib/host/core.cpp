@@ -429,6 +429,7 @@ void Core::open(const Holder& holder, const wire::Scope& scope, const wire::kv_o
 }
 
 bool Core::is_made_here(const Holder& holder) const {
+  if (fetches_.another_fetches(holder)) return true;
   return std::any_of(claims_.begin(), claims_.end(), [&](const auto& claim) {
     return claim.first.request == holder.request && claim.first.attempt == holder.attempt &&
            claim.first.client != holder.client;

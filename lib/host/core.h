@@ -187,7 +187,7 @@ class Core final : private Peers, private Handovers::Peers {
   // Of a store, or of a host whose arena is read.
   void from_source(const Peer& source, const wire::Envelope& message, const Now& now);
   void open(const Holder& holder, const wire::Scope& scope, const wire::kv_open& message);
-  // Another client, a prefill rank, has pages of that request here.
+  // Another client, a prefill rank, has pages of that request here, or fetches them.
   [[nodiscard]] bool is_made_here(const Holder& holder) const;
   // Grants whose answers were not heard.
   void give_back_since(const Holder& holder, std::uint64_t tag);

@@ -278,6 +278,14 @@ const PinSet* Fetches::pins_of(const Holder& holder) const {
   return found == names_.end() ? nullptr : &fetches_.at(found->second).pins;
 }
 
+bool Fetches::another_fetches(const Holder& holder) const {
+  return std::any_of(names_.begin(), names_.end(), [&](const auto& named) {
+    const auto& [other, kind] = named.first;
+    return kind == FetchKind::fetch && other.request == holder.request && other.attempt == holder.attempt &&
+           other.client != holder.client;
+  });
+}
+
 void Fetches::release_prefetch(const RequestId& request, std::uint16_t attempt, const Now& now) {
   auto found = prefetches_.lower_bound({request, attempt, 0});
   while (found != prefetches_.end() && std::get<0>(*found) == request && std::get<1>(*found) == attempt) {

@@ -99,6 +99,8 @@ class Fetches {
   void release(FetchKind kind, const Holder& holder, bool by_client, const Now& now);
   // Pages that the holder may be reading; null when it has no fetch.
   [[nodiscard]] const PinSet* pins_of(const Holder& holder) const;
+  // Another client fetches for the same request.
+  [[nodiscard]] bool another_fetches(const Holder& holder) const;
   // The prefetch of a request, whichever router hinted at it: the request has come.
   void release_prefetch(const RequestId& request, std::uint16_t attempt, const Now& now);
 

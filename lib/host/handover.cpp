@@ -319,7 +319,7 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   const std::uint64_t need = blocks_need + (message.tail_tokens > 0 ? pages_.room_bytes(1) : 0);
   if (need > pages_.bytes_total()) return refuse(Code::invalid);
   // Whose pages are all here, with the tail, waits for nobody: its seat is what lets go of them.
-  const bool needs_none = blocks_need == 0 && made_here;
+  const bool needs_none = blocks_need == 0 && (made_here || message.tail_tokens == 0);
   if (!needs_none && reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable())
     return refuse(Code::busy);
   const Result<std::uint32_t> entry = entries_.take();

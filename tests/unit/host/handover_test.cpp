@@ -397,13 +397,14 @@ TEST_F(HandoverTest, ASeatForATailFromElsewhereNeedsRoomThoughAllBlocksAreHere) 
   const std::vector<Key> here(keys.begin(), keys.begin() + 4);
   say(prefill, scope, wire::kv_open{std::vector<std::uint32_t>(15, 4), 1});
   EXPECT_EQ(heard<wire::kv_opened>(prefill)->code, 0);
-  const wire::Scope other{test_request(2), 1, 3, 0};
-  say(decode, other, wire::kv_expect{9, here, Key{}, 0});
-  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, 0);
-  const wire::Scope third{test_request(3), 1, 3, 0};
-  say(prefill, third, wire::kv_fetch{here});  // nothing is left that could be thrown out
-  say(decode, third, wire::kv_expect{10, here, Key{}, 3});
-  EXPECT_EQ(heard<wire::kv_expected>(decode)->code, static_cast<std::uint16_t>(Code::busy));
+  say(prefill, test_scope_of(2), wire::kv_fetch{here});  // nothing is left that could be thrown out
+  const auto seat = [&](std::uint32_t number, std::uint32_t tail_tokens) {
+    say(decode, test_scope_of(number), wire::kv_expect{number, here, Key{}, tail_tokens});
+    return heard<wire::kv_expected>(decode)->code;
+  };
+  EXPECT_EQ(seat(3, 3), static_cast<std::uint16_t>(Code::busy));
+  EXPECT_EQ(seat(4, 0), 0);
+  EXPECT_EQ(seat(2, 3), 0);  // its prefill reads here, and will make the tail here
 }
 
 // They were counted twice, once as pages and once as room for them.
