@@ -1,8 +1,10 @@
 // request/first_and_last.h: of rows that may be many, the first and the last: how it began and how it ended.
+//
+// Kept for every finished request that can be explained: empty, it has no memory of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -17,21 +19,27 @@ class FirstAndLast {
   void add(Row row) {
     if (first_.size() < half_) {
       first_.push_back(std::move(row));
-      return;
+    } else if (ring_.size() < half_) {
+      ring_.push_back(std::move(row));
+    } else {
+      ring_[missing_++ % half_] = std::move(row);
     }
-    last_.push_back(std::move(row));
-    if (last_.size() <= half_) return;
-    last_.pop_front();
-    ++missing_;
   }
   [[nodiscard]] const std::vector<Row>& first() const { return first_; }
   [[nodiscard]] std::size_t missing() const { return missing_; }  // between first() and last()
-  [[nodiscard]] const std::deque<Row>& last() const { return last_; }
+  [[nodiscard]] std::vector<Row> last() const {
+    std::vector<Row> rows = ring_;
+    if (!rows.empty()) {
+      const auto oldest = static_cast<std::ptrdiff_t>(missing_ % half_);
+      std::rotate(rows.begin(), rows.begin() + oldest, rows.end());
+    }
+    return rows;
+  }
 
  private:
   std::size_t half_;
   std::vector<Row> first_;
-  std::deque<Row> last_;
+  std::vector<Row> ring_;  // the oldest at missing_ % half_
   std::size_t missing_ = 0;
 };
 

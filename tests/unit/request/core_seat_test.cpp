@@ -64,9 +64,13 @@ TEST_F(RouterTest, TheEndOfARequestThatWasRefusedAHundredTimesWasMissingInItsTim
   const auto& rows = core->find(id)->timeline;
   EXPECT_EQ(rows.first().front().event, "submitted");
   EXPECT_GT(rows.missing(), 300U);
-  EXPECT_LE(rows.first().size() + rows.last().size(), timeline_rows_max);
-  EXPECT_TRUE(std::any_of(rows.last().begin(), rows.last().end(),
-                          [](const TimelineRow& row) { return row.event == "end"; }));
+  const std::vector<TimelineRow> last = rows.last();
+  EXPECT_LE(rows.first().size() + last.size(), timeline_rows_max);
+  EXPECT_TRUE(
+      std::any_of(last.begin(), last.end(), [](const TimelineRow& row) { return row.event == "end"; }));
+  EXPECT_TRUE(std::is_sorted(last.begin(), last.end(),
+                             [](const TimelineRow& x, const TimelineRow& y) { return x.at < y.at; }));
+  EXPECT_GT(last.front().at, rows.first().back().at);
   expect_nothing_held();
 }
 
