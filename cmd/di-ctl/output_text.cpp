@@ -22,17 +22,15 @@ class TextOutput final : public Output {
   explicit TextOutput(std::vector<std::string> shown) : shown_(std::move(shown)) {}
 
   void row(std::string_view instance, const wire::ctl_row& row) override {
-    std::map<std::string, std::string> values;
-    const auto put = [&](const std::string& name, std::string_view value) {
-      if (std::find(columns_.begin(), columns_.end(), name) == columns_.end()) columns_.push_back(name);
-      values[name] = value;
-    };
-    put("instance", instance);
+    std::map<std::string, std::string> values{{"instance", std::string(instance)}};
+    std::vector<std::string> names{"instance"};
     for (const wire::ControlColumn& column : row.columns) {
       if (shown_.empty() || std::find(shown_.begin(), shown_.end(), column.name) != shown_.end()) {
-        put(column.name, column.value);
+        names.push_back(column.name);
+        values[column.name] = column.value;
       }
     }
+    place(names);
     rows_.push_back(std::move(values));
     if (rows_.size() >= output_rows_max) end();
   }
@@ -61,6 +59,16 @@ class TextOutput final : public Output {
   }
 
  private:
+  // Columns that are new stand before the one that they came before, if that is known: the order is the same whichever
+  // row comes first, one that has all of them or one that has not.
+  void place(const std::vector<std::string>& names) {
+    auto next = columns_.end();
+    for (auto name = names.rbegin(); name != names.rend(); ++name) {
+      const auto known = std::find(columns_.begin(), columns_.end(), *name);
+      next = known != columns_.end() ? known : columns_.insert(next, *name);
+    }
+  }
+
   const std::vector<std::string> shown_;
   std::vector<std::string> columns_;
   std::size_t columns_said_ = 0;  // in the last header

@@ -42,14 +42,28 @@ class Printed {
 
 using Lines = std::vector<std::string>;
 
-TEST(TextOutput, ColumnsAreInTheOrderTheyCame) {
+TEST(TextOutput, ColumnsAreInTheOrderOfTheirRows) {
   Printed printed;
   const auto output = make_text_output();
   output->row("a.0", row_of({{"x", "1"}, {"y", ""}}));
   output->row("b.0", row_of({{"z", "three\tof\nthem"}, {"x", "2"}}));
   EXPECT_EQ(printed.take(), Lines{}) << "before the last column is known";
   output->end();
-  EXPECT_EQ(printed.take(), (Lines{"instance\tx\ty\tz", "a.0\t1\t-\t-", "b.0\t2\t-\tthree of them"}));
+  EXPECT_EQ(printed.take(), (Lines{"instance\tz\tx\ty", "a.0\t-\t1\t-", "b.0\tthree of them\t2\t-"}));
+}
+
+// What a store had that was away stood first, or in the middle, as it was the first or the last that answered.
+TEST(TextOutput, ARowThatHasNotAllColumnsDoesNotChangeTheirOrder) {
+  const wire::ctl_row whole = row_of({{"x", "1"}, {"y", "2"}, {"z", "3"}, {"end", "4"}});
+  const wire::ctl_row part = row_of({{"x", "1"}, {"z", "3"}});
+  for (const bool part_first : {false, true}) {
+    Printed printed;
+    const auto output = make_text_output();
+    output->row("a.0", part_first ? part : whole);
+    output->row("b.0", part_first ? whole : part);
+    output->end();
+    EXPECT_EQ(printed.take().at(0), "instance\tx\ty\tz\tend") << part_first;
+  }
 }
 
 TEST(TextOutput, WithoutRowsThereIsNothing) {
