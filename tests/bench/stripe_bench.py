@@ -3,11 +3,19 @@ stores of twelve dead.
 
 etc/local-ec with the script engine, which computes nothing, and the KV layout of DeepSeek-V3 (a page is 64 tokens, 4.5 MB;
 a stripe ten pages and two columns of parity).  Volumes are in FOLDER, memory by default: it is the way there that is
-measured.  Every byte of them was written before, and rounds that are not counted touch the arena and the buffers: memory that
-a process has for the first time costs more than the way.  In each round, one after the other:
+measured.  Where it can be had that is a tmpfs of huge pages, mounted for the bench alone: in one of 4 KiB pages the kernel
+takes 0.13 s of CPU for a GB that it writes, most of it for its books, where a disk is budgeted with 0.03 s, and one of huge
+pages takes 0.05.  Every byte of them was written before, and rounds that are not counted touch the arena and the buffers:
+memory that a process has for the first time costs more than the way.  In each round, one after the other:
 
-    sockets   as many bytes over as many plain connections as there are stores, between two processes
-    put       a prompt's pages out of the arena, from the question that wants them again to the last stripe published
+    sockets   as many bytes over as many plain connections as there are stores, between two processes, from as much memory
+              into as much memory
+    hot       the same of one MiB again and again into one for each connection, which never leaves the cache: no transfer of
+              a prompt can be that
+    put       a prompt's pages out of the arena, from the last look at which none was queued, after the question that wants
+              them again, to the last stripe published
+    columns   what a put sends: its pages and as much parity as two tenths of them (against sockets this is put against
+              ten twelfths of sockets)
     fetch     the same prompt with an empty arena, from the bind until every layer group of every page is there and verified
 
 and, with a Python environment that has mooncake-transfer-engine-non-cuda and numpy (outside the tree),
@@ -26,12 +34,14 @@ Afterwards, since stores that were dead begin with new memory, in rounds of thei
 import argparse
 import contextlib
 import multiprocessing
+import os
 import pathlib
 import re
 import shutil
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -46,12 +56,16 @@ BLOCK_TOKENS = 64
 PAGE_BYTES = 64 * 70272
 PAGES = 80  # eight stripes
 STORES = 12
+DATA_COLUMNS = 10
 WARM_ROUNDS = 3  # then no process touches memory for the first time
 UNIT = 1 << 20
 # Looking all the time would take one of few cores from what is measured; of a put this is a hundredth.
 LOOK_S = 0.002
+QUEUED_LOOK_S = 0.0005  # nothing is measured yet
 EARLY_LOOK_S = 0.01  # while most of a put is still to come
 HOST = "di-kvd.host0"
+SHARED_MEMORY = "/dev/shm"
+ALONE = "DI_STRIPE_BENCH_ALONE"  # in the environment: nobody else sees what is mounted
 
 
 def each(count, work):
@@ -62,35 +76,50 @@ def each(count, work):
         thread.join()
 
 
-def send(port, total):
-    buffer = bytes(UNIT)
+class Sockets:
+    """Two processes with a plain connection for each store: the ceiling."""
 
-    def one(_):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            for _ in range(total // STORES // UNIT):
-                connection.sendall(buffer)
-    each(STORES, one)
+    def __init__(self, total):
+        self.units = total // STORES // UNIT
+        self.wanted, there = multiprocessing.Pipe()
+        with socket.create_server(("127.0.0.1", 0), backlog=STORES) as listener:
+            self.sender = multiprocessing.Process(target=self.send, args=(listener.getsockname()[1], there), daemon=True)
+            self.sender.start()
+            self.connections = [listener.accept()[0] for _ in range(STORES)]
+        self.memory = self.touched()
 
-
-def sockets(total):
-    """Bytes a second."""
-    with socket.create_server(("127.0.0.1", 0), backlog=STORES) as listener:
-        sender = multiprocessing.Process(target=send, args=(listener.getsockname()[1], total))
-        sender.start()
-        connections = [listener.accept()[0] for _ in range(STORES)]
-        got = [0] * STORES
-        begin = time.perf_counter()
-
-        def receive(i):
-            buffer = bytearray(UNIT)
-            while count := connections[i].recv_into(buffer):
-                got[i] += count
-        each(STORES, receive)
-        took = time.perf_counter() - begin
-        sender.join()
-        for connection in connections:
+    def close(self):
+        self.wanted.send(None)
+        self.sender.join()
+        for connection in self.connections:
             connection.close()
-    return sum(got) / took
+
+    def touched(self):
+        """Of each connection, all that it moves."""
+        return [memoryview(bytearray(b"d") * (self.units * UNIT)) for _ in range(STORES)]
+
+    def send(self, port, orders):
+        connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(STORES)]
+        memory = self.touched()
+        while (places := orders.recv()) is not None:
+            def one(i, places=places):
+                for unit in range(self.units):
+                    at = unit % places * UNIT
+                    connections[i].sendall(memory[i if places > 1 else 0][at:at + UNIT])
+            each(STORES, one)
+
+    def rate(self, places):
+        """Bytes a second; through so many places of UNIT bytes for each connection."""
+        def receive(i):
+            for unit in range(self.units):
+                at = unit % places * UNIT
+                piece = self.memory[i][at:at + UNIT]
+                while piece:
+                    piece = piece[self.connections[i].recv_into(piece):]
+        begin = time.perf_counter()
+        self.wanted.send(places)
+        each(STORES, receive)
+        return STORES * self.units * UNIT / (time.perf_counter() - begin)
 
 
 def ask_two(fleet, prompt):
@@ -122,7 +151,15 @@ def put(fleet, prompt):
     again = threading.Thread(target=ask_two, args=(fleet, prompt))
     begin = time.perf_counter()
     again.start()
-    wait_for(lambda: counted(fleet, "di_kv_writebacks_queued_total") >= queued + PAGES, "its pages to be queued", every=LOOK_S)
+
+    def all_queued():
+        nonlocal begin
+        look = time.perf_counter()
+        now = counted(fleet, "di_kv_writebacks_queued_total")
+        if now == queued:
+            begin = look
+        return now >= queued + PAGES
+    wait_for(all_queued, "its pages to be queued", every=QUEUED_LOOK_S)
     fleet.kill("di-prefill.0", signal.SIGSTOP)
     try:
         wait_for(lambda: published(fleet) - before >= PAGES // 2, "half of its pages to be published", every=EARLY_LOOK_S)
@@ -160,12 +197,27 @@ def degraded(fleet, prompt, dead):
     return found
 
 
+def own_memory():
+    """A folder in memory, of huge pages where that can be had; begins the process anew, to be alone with it."""
+    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=90%", "di-stripe-bench", SHARED_MEMORY]
+    if os.environ.get(ALONE):
+        subprocess.run(mount, check=True)
+    elif subprocess.run(["unshare", "--mount", *mount]).returncode == 0:
+        os.environ[ALONE] = "1"
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv])
+    else:
+        print("volumes are in memory of 4 KiB pages", file=sys.stderr)
+    return SHARED_MEMORY
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", type=int, nargs="?", default=9)
-    parser.add_argument("folder", nargs="?", default="/dev/shm", help="where the volumes are")
+    parser.add_argument("folder", nargs="?", help="where the volumes are")
     parser.add_argument("--peers", default="", help="a Python environment with mooncake")
     options = parser.parse_args()
+    if not options.folder:
+        options.folder = own_memory()
     python = pathlib.Path(options.peers) / "bin" / "python3"
     rivals = bool(options.peers) and peers_bench.has(python, "mooncake.store")
     folder = tempfile.mkdtemp(prefix="di-stripe-bench-", dir=options.folder)
@@ -179,7 +231,8 @@ def main():
             *(f"{name}:{row}" for name in stores
               for row in ("store.capacity=1GiB", "store.segment_bytes=67108864", "store.prewrite=true"))]
     lines = [{"match": "", "pieces": pieces(*"abcdef"), "finish": "stop"}]
-    compared = [("sockets", "sockets", 1), ("put", "sockets", 0.45), ("fetch", "sockets", 0.6), ("degraded", "healthy", 0.7)]
+    compared = [("sockets", "sockets", 1), ("hot", "sockets", ""), ("put", "sockets", 0.45), ("columns", "sockets", 0.45),
+                ("fetch", "sockets", 0.6), ("put", "hot", ""), ("fetch", "hot", ""), ("degraded", "healthy", 0.7)]
     if rivals:
         compared += [("put", "Mooncake put", 1), ("fetch", "Mooncake get", 1)]
     rates = {name: [] for pair in compared for name in pair[:2]}
@@ -190,6 +243,7 @@ def main():
                     peers_bench.Helper(python, "--mooncake", f"--rounds={options.rounds}")))
                 mooncake.round(0)  # connects
             fleet = stack.enter_context(script_fleet(lines, conf="etc/local-ec", overrides=rows))
+            sockets = stack.enter_context(contextlib.closing(Sockets(PAGES * PAGE_BYTES)))
             for i in range(WARM_ROUNDS):
                 warm = words(PAGES * BLOCK_TOKENS, seed=90 + i)
                 put(fleet, warm)
@@ -197,8 +251,10 @@ def main():
             prompts = [words(PAGES * BLOCK_TOKENS, seed=100 + i) for i in range(options.rounds)]
             for i, prompt in enumerate(prompts):
                 with mooncake.stopped() if rivals else contextlib.nullcontext():
-                    rates["sockets"].append(sockets(PAGES * PAGE_BYTES))
+                    rates["sockets"].append(sockets.rate(sockets.units))
+                    rates["hot"].append(sockets.rate(1))
                     rates["put"].append(put(fleet, prompt))
+                    rates["columns"].append(rates["put"][-1] * STORES / DATA_COLUMNS)
                     rates["fetch"].append(fetch(fleet, prompt))
                 if rivals:
                     for name, (rate,) in zip(("Mooncake put", "Mooncake get"), mooncake.round(i + 1)):
