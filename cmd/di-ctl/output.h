@@ -24,8 +24,8 @@ class Output {
   virtual void end() = 0;
 };
 
-// Columns in the order they were first seen; what a row lacks, or has empty, is "-".  `shown`: only these
-// and the instance, unless it is empty.
+// Columns in the order of their rows; what a row lacks, or has empty, is "-".  `shown`, unless it is empty: the
+// instance and these, in this order, whatever the rows have.
 [[nodiscard]] std::unique_ptr<Output> make_text_output(std::vector<std::string> shown = {});
 // One object a row; names as they are, numbers and booleans bare.
 [[nodiscard]] std::unique_ptr<Output> make_json_output();

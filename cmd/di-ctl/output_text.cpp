@@ -19,7 +19,11 @@ std::string field(std::string_view value) {
 
 class TextOutput final : public Output {
  public:
-  explicit TextOutput(std::vector<std::string> shown) : shown_(std::move(shown)) {}
+  explicit TextOutput(std::vector<std::string> shown) : shown_(std::move(shown)) {
+    if (shown_.empty()) return;
+    columns_.emplace_back("instance");
+    columns_.insert(columns_.end(), shown_.begin(), shown_.end());
+  }
 
   void row(std::string_view instance, const wire::ctl_row& row) override {
     std::map<std::string, std::string> values{{"instance", std::string(instance)}};

@@ -545,28 +545,15 @@ struct Daemon::Impl {
     reply.row(row);
   }
   void show_config(Reply& reply) {
-    const auto show = [&reply](const std::string& prefix, const config::Row& parameter, bool given,
-                               bool reloadable) {
+    for (const config::Row& parameter : running.params.rows()) {
       const std::string value = parameter.print();
       Row row;
-      row.text("key", prefix + parameter.path)
+      row.text("key", parameter.path)
           .text("value", parameter.secret && value != "\"\"" ? "(set)" : value)
           .text("default", parameter.def_text)
-          .boolean("given", given)
-          .boolean("reloadable", reloadable);
+          .boolean("given", parameter.given)
+          .boolean("reloadable", parameter.reloadable);
       reply.row(row);
-    };
-    for (const config::Row& parameter : running.params.rows()) {
-      show("", parameter, parameter.given, parameter.reloadable);
-    }
-    for (const config::Tables& tables : running.params.table_arrays()) {
-      std::size_t number = 0;
-      for (const config::Params& element : tables.each()) {
-        const std::string prefix = tables.path + '[' + std::to_string(number++) + "].";
-        for (const config::Row& parameter : element.rows()) {
-          show(prefix, parameter, parameter.print() != parameter.def_text, tables.reloadable);
-        }
-      }
     }
   }
   void show_metrics(Reply& reply) {

@@ -318,7 +318,8 @@ bool Handovers::expect(const Holder& holder, const wire::Scope& scope, const wir
   const std::uint64_t blocks_need = room_for(message.keys);
   const std::uint64_t need = blocks_need + (message.tail_tokens > 0 ? pages_.room_bytes(1) : 0);
   if (need > pages_.bytes_total()) return refuse(Code::invalid);
-  // Whose pages are all here, with the tail, waits for nobody: its seat is what lets go of them.
+  // All of its blocks are here, and so will be its tail if it has one: granted at once, since it is by its end that
+  // its pages can go.  What its prefill, or its own fetch of them, still needs is waited for there.
   const bool needs_none = blocks_need == 0 && (made_here || message.tail_tokens == 0);
   if (!needs_none && reserved_bytes_ + need > pages_.bytes_free() + pages_.bytes_evictable())
     return refuse(Code::busy);

@@ -74,10 +74,11 @@ TEST(TextOutput, WithoutRowsThereIsNothing) {
 
 TEST(TextOutput, OnlyWhatWasChosenIsShown) {
   Printed printed;
-  const auto output = make_text_output({"y"});
-  output->row("a.0", row_of({{"x", "1"}, {"y", "2"}}));
+  const auto output = make_text_output({"y", "z", "v"});
+  output->row("a.0", row_of({{"x", "1"}, {"z", "3"}, {"y", "2"}}));
   output->end();
-  EXPECT_EQ(printed.take(), (Lines{"instance\ty", "a.0\t2"}));
+  EXPECT_EQ(printed.take(), (Lines{"instance\ty\tz\tv", "a.0\t2\t3\t-"}))
+      << "always the same columns, in the same order";
 }
 
 // It had another one in its middle.

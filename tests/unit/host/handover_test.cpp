@@ -403,8 +403,8 @@ TEST_F(HandoverTest, ASeatForATailFromElsewhereNeedsRoomThoughAllBlocksAreHere) 
     return heard<wire::kv_expected>(decode)->code;
   };
   EXPECT_EQ(seat(3, 3), static_cast<std::uint16_t>(Code::busy));
-  EXPECT_EQ(seat(4, 0), 0);
   EXPECT_EQ(seat(2, 3), 0);  // its prefill reads here, and will make the tail here
+  EXPECT_EQ(seat(4, 0), 0);  // with more reserved than there is room: it needs none
 }
 
 // They were counted twice, once as pages and once as room for them.
