@@ -59,6 +59,8 @@ def rate(fleet, prompts):
 
 def measure(nodes, rounds):
     rows = [*engine_overrides(False), *SURE_HIT, "di-meta:store.geometry=1+0", f"{HOST}:kv.arena_bytes=1073741824",
+            # All of them at once: they come faster than such links take them.
+            f"{HOST}:kv.writeback_queue_pages={PAGES * PROMPTS_A_NODE * nodes}",
             *(f"di-kvd.node{i}:{row}" for i in range(nodes)
               for row in (f"transfer.link_bytes_per_s={LINK_MIB_PER_S}MiB", "store.capacity=256MiB"))]
     with SomeStores(nodes, rows) as fleet:
