@@ -174,6 +174,7 @@ def what_a_stores_write_budget_does_not_allow_stays_in_the_arena():
     budget = 1 << 20  # a day
     with Fleet(overrides=[*SURE_HIT, "di-kvd.store0:store.service_life=1d",
                           f"di-kvd.store0:store.endurance={budget * 11 // 10}B"]) as fleet:
+        inventories_taken(fleet)  # before that a put is answered with busy, and tried again
         volume = lambda: fleet.ctl("show", "volumes")[0]
         prompts = [words(1000, seed=20 + i) for i in range(16)]
         asked = []
