@@ -61,7 +61,7 @@ WARM_ROUNDS = 3  # then no process touches memory for the first time
 UNIT = 1 << 20
 # Looking all the time would take one of few cores from what is measured; of a put this is a hundredth.
 LOOK_S = 0.002
-QUEUED_LOOK_S = 0.0005  # nothing is measured yet
+QUEUED_LOOK_S = 0.0005  # until all pages are queued: a few looks
 EARLY_LOOK_S = 0.01  # while most of a put is still to come
 HOST = "di-kvd.host0"
 SHARED_MEMORY = "/dev/shm"
